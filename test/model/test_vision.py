@@ -44,6 +44,7 @@ def vit() -> ViTForImageClassification:
     )
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(("activation", "steps"), [(nn.ReLU, 1), (nn.SiLU, 5)])
 def test_resnet50_training(against_eager, activation, steps):
     # Without zero_init_residual a few steps amplify rounding a million times. Even so a ReLU whose

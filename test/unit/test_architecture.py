@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from graphlib import TopologicalSorter
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -106,6 +107,10 @@ class Module:
     def tree(self) -> ast.Module:
         return ast.parse(self.text)
 
+    @cached_property
+    def nodes(self) -> list[Any]:
+        return list(ast.walk(self.tree))
+
     @property
     def room(self) -> str:
         return self.name[0]
@@ -129,7 +134,7 @@ MODULES = [module_at(path) for path in PATHS]
 
 def imports(module: Module) -> Iterator[tuple[int, str]]:
     """Line and dotted name of everything imported, inside functions too."""
-    for node in ast.walk(module.tree):
+    for node in module.nodes:
         if isinstance(node, ast.Import):
             yield from ((node.lineno, alias.name) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -141,7 +146,7 @@ def imports(module: Module) -> Iterator[tuple[int, str]]:
 def chains(module: Module) -> Iterator[tuple[int, str]]:
     """Line and dotted name of every attribute chain, its root resolved through the imports."""
     known: dict[str, str] = {}
-    for node in ast.walk(module.tree):
+    for node in module.nodes:
         if isinstance(node, ast.Import):
             known |= {
                 a.asname or a.name.split(".")[0]: a.asname and a.name or a.name.split(".")[0]
@@ -149,8 +154,8 @@ def chains(module: Module) -> Iterator[tuple[int, str]]:
             }
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
             known |= {a.asname or a.name: f"{node.module}.{a.name}" for a in node.names}
-    inner = {id(n.value) for n in ast.walk(module.tree) if isinstance(n, ast.Attribute)}
-    for node in ast.walk(module.tree):
+    inner = {id(n.value) for n in module.nodes if isinstance(n, ast.Attribute)}
+    for node in module.nodes:
         names: list[str] = []
         root: ast.AST = node
         while isinstance(root, ast.Attribute):
@@ -161,7 +166,7 @@ def chains(module: Module) -> Iterator[tuple[int, str]]:
 
 
 def calls(module: Module) -> Iterator[ast.Call]:
-    return (node for node in ast.walk(module.tree) if isinstance(node, ast.Call))
+    return (node for node in module.nodes if isinstance(node, ast.Call))
 
 
 def import_direction(module: Module) -> Breaches:
@@ -221,7 +226,7 @@ def defined_names() -> frozenset[str]:
     """Every name that dicp itself gives to a function, class, variable or attribute."""
     found = set()
     for module in MODULES:
-        for node in ast.walk(module.tree):
+        for node in module.nodes:
             if isinstance(node, ast.FunctionDef | ast.ClassDef):
                 found.add(node.name)
             elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
@@ -250,7 +255,7 @@ def no_private_attributes(module: Module) -> Breaches:
     """
     if module.room == "torch_private":
         return
-    for node in ast.walk(module.tree):
+    for node in module.nodes:
         name = text = ""
         if isinstance(node, ast.Attribute):
             name, text = node.attr, ast.unparse(node)
@@ -290,7 +295,7 @@ def no_pickle(module: Module) -> Breaches:
 
 
 def no_global(module: Module) -> Breaches:
-    for node in ast.walk(module.tree):
+    for node in module.nodes:
         if isinstance(node, ast.Global):
             yield f"line {node.lineno}: global {', '.join(node.names)}"
 
@@ -305,7 +310,7 @@ def readable_sizes(module: Module) -> Breaches:
     lines = module.text.count("\n")
     if lines > FILE_LINES:
         yield f"{lines} lines"
-    for node in ast.walk(module.tree):
+    for node in module.nodes:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             length = (node.end_lineno or node.lineno) - node.lineno + 1
             if length > FUNCTION_LINES:

@@ -263,6 +263,7 @@ def test_older_operators_are_composed(kind: str) -> None:
     assert kind not in PROTOTYPES or record(fn, x, operators=EVERY_OPERATOR).kinds()[kind]
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("fn", [torch.lgamma, torch.digamma])
 def test_composed_gamma_functions(

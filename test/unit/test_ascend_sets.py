@@ -95,6 +95,7 @@ FORMS: dict[str, tuple[Any, list[Any], dict[str, int]]] = {
 }  # fmt: skip
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("form", FORMS)
 def test_attention_of_older_operators(form: str, dtype: torch.dtype, dynamic: bool) -> None:

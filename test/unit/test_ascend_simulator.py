@@ -464,6 +464,7 @@ PRECISIONS = {
 }
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_float32_is_kept_unless_less_is_asked_for(
     precision: str, simulated: dict[str, Any], monkeypatch: pytest.MonkeyPatch
