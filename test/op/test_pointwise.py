@@ -125,11 +125,16 @@ ACTIVATIONS = [
 BINARY = [
     pointwise(torch.add, X, X, dtypes=(*NUMBERS, torch.bool)),
     # eager fuses the product into the sum, which shows where both cancel
-    pointwise("add_alpha", lambda x, y: torch.add(x, y, alpha=3), X, X, dtypes=NUMBERS, floor=2.0),
+    # Sums of two: where they cancel, the product's rounding is large unless it is fused.
+    pointwise(
+        "add_alpha", lambda x, y: torch.add(x, y, alpha=3), X, X, dtypes=NUMBERS, elementwise=False
+    ),
     pointwise("add_scalar", lambda x: x + 2, X, dtypes=NUMBERS),
     pointwise("add_float_scalar", lambda x: x + 0.1, X, dtypes=(*FLOATS, *INTS)),
     pointwise(torch.sub, X, X, dtypes=NUMBERS),
-    pointwise("sub_alpha", lambda x, y: torch.sub(x, y, alpha=3), X, X, dtypes=NUMBERS),
+    pointwise(
+        "sub_alpha", lambda x, y: torch.sub(x, y, alpha=3), X, X, dtypes=NUMBERS, elementwise=False
+    ),
     pointwise("sub_scalar_alpha", lambda x: torch.sub(x, 2, alpha=3), X, dtypes=NUMBERS),
     pointwise("rsub", lambda x: 1.5 - x, X),
     pointwise("rsub_alpha", lambda x, y: torch.rsub(x, y, alpha=2), X, X, dtypes=NUMBERS),
