@@ -16,6 +16,15 @@ F32_F64 = (torch.float32, torch.float64)
 MASK = T(X, dtype=torch.bool)
 
 
+def in_place(name: str, fn: Any) -> Any:
+    """A case of a tensor, three rows and their indices that updates the tensor."""
+    indices = torch.tensor([5, 0, 3])
+    return op(
+        name, fn, (9, 5), (3, 5), indices, dtypes=(*F32_F64, torch.int64), grad=False, fixed=(3, 9),
+        layouts=("contiguous", "transposed", "sliced"), strides=False,
+    )  # fmt: skip
+
+
 def _index_forms(x: Any, i: Any, j: Any) -> Any:
     return x[i], x[:, j], x[i, j], x[i[:, None], j], x[None, i], x[..., j]
 
@@ -317,6 +326,14 @@ CASES = [
         grad=False,
         layouts=("contiguous",),
         fixed=(2, 16),
+    ),
+    in_place(
+        "rows_added_in_place",
+        lambda x, rows, at: (x.sum(), x.index_add_(0, at, x[:3] * 2 + rows), x * 2)[::2],
+    ),
+    in_place(
+        "old_rows_are_read_later",
+        lambda x, rows, at: (old := x * 2, x.index_copy_(0, at, rows), old + x.sum())[2:],
     ),
     op(
         "argwhere",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -66,6 +67,12 @@ def test_the_deeper_level_wins_for_each_dtype() -> None:
     assert (sub.layout("self"), sub.allow_narrowing) == ("ND", True)
     assert adaptor().conversions("sub", "Scalar", True).layout("self") == "NCHW"
     assert adaptor("") == Adaptor() and Adaptor().common == adaptor("- common_config: {}\n").common
+
+
+def test_the_example_of_the_page_is_read() -> None:
+    page = Path(__file__).parents[2] / "docs" / "adding_a_vendor.md"
+    (text,) = re.findall(r"^```yaml\n(.*?)^```$", page.read_text(), re.M | re.S)
+    assert adaptor(text).conversions("add", "Tensor", False).dtype("other", I64) == I32
 
 
 WRONG = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
 import torch.nn.functional as F
 from recorder import record
@@ -59,3 +60,22 @@ def test_a_view_costs_no_kernel() -> None:
 def test_nothing_is_scheduled_for_empty_tensors() -> None:
     (program,) = record(lambda x: x + 1, torch.ones(0, 3)).programs
     assert program.serialized["steps"] == []
+
+
+AT, ROWS = torch.tensor([4, 1]), torch.ones(2, 3)
+UPDATES: dict[str, tuple[Any, int]] = {
+    "rows": (lambda x: x.index_copy_(0, AT, ROWS), 1),
+    "sums": (lambda x: x.index_add_(0, AT, ROWS), 1),
+    "read before": (lambda x: (x.sum(), x.index_copy_(0, AT, ROWS))[0], 2),
+    "read after": (lambda x: x.index_copy_(0, AT, ROWS).sum(), 2),
+    "from its own rows": (lambda x: x.index_copy_(0, AT, x[:2] + 1), 2),
+    "old rows kept": (lambda x: (x * 2, x.index_copy_(0, AT, ROWS))[0], 2),
+    "into another tensor": (lambda x: x.index_copy(0, AT, ROWS), 2),
+    "of a strided view": (lambda x: x.t().index_copy_(1, AT, ROWS.t()), 3),
+}
+
+
+@pytest.mark.parametrize("update", UPDATES)
+def test_rows_of_an_input_are_updated_without_a_copy_of_it(update: str) -> None:
+    fn, kernels = UPDATES[update]
+    assert text_of(fn, torch.ones(6, 3)).count("kernel ") == kernels

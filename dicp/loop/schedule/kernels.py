@@ -29,6 +29,7 @@ from dicp.loop.ir.kernel import (
     Stmt,
     Store,
 )
+from dicp.loop.passes.in_place import scatter_in_place
 from dicp.loop.passes.inline import cost_of, inline
 from dicp.loop.schedule.form import FormChooser
 from dicp.loop.schedule.fusion import fuse
@@ -64,6 +65,7 @@ def schedule(
     `cross_row` says which cross-row reductions may fuse into inner reductions, if any; `with_form`
     sets each kernel's form.
     """
+    scatter_in_place(graph)
     inline(graph)
     groups = fuse(graph, fuse_kernels, cross_row)
     read_from_memory = _stored_refs(graph, groups)
