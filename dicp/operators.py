@@ -60,9 +60,7 @@ def _narrow(self: Tensor, dtype: torch.dtype, operator: str) -> Tensor:
 
     Raises NarrowingError.
     """
-    if self.numel():
-        for value in map(int, self.aminmax()):
-            check_fits(value, dtype, operator)
+    check_all_fit(self, dtype, operator)
     return self.to(dtype)
 
 
@@ -76,6 +74,12 @@ def check_fits(value: int, dtype: torch.dtype, operator: str) -> None:
     info = torch.iinfo(dtype)
     if not info.min <= value <= info.max:
         raise NarrowingError(operator, value, dtype)
+
+
+def check_all_fit(values: Tensor, dtype: torch.dtype, operator: str) -> None:
+    """Raises NarrowingError for an element that `dtype` does not hold."""
+    for extreme in map(int, values.aminmax()) if values.numel() else ():
+        check_fits(extreme, dtype, operator)
 
 
 narrow = torch.ops.dicp.narrow.default

@@ -85,6 +85,11 @@ def user_line(node: fx.Node) -> str:
     return place_of(node).line
 
 
+def lines_of(origins: Sequence[Origin]) -> str:
+    """The user's lines of all origins, each once."""
+    return "; ".join(filter(None, dict.fromkeys(origin.user_line for origin in origins)))
+
+
 def frames_of(trace: str) -> list[Frame]:
     """The user's frames of a recorded stack, outermost first."""
     found = _FRAME.findall(trace)

@@ -16,6 +16,7 @@ import torch
 from dicp.errors import IndexOutOfBoundsError, InputMismatchError, ResultMismatchError
 from dicp.graphop.strides import inverse
 from dicp.graphop.thresholds import MAX_PLANS
+from dicp.origin import lines_of
 from dicp.serialize import (
     decode_argument,
     decode_constant,
@@ -207,14 +208,13 @@ class _Plan:
                 result.leave(env, tensor)
 
         origins = step["origins"]
-        lines = dict.fromkeys(origin.user_line for origin in origins)
-        known = {"operators": ", ".join(dict.fromkeys(o.op for o in origins)),
-                 "source": "; ".join(filter(None, lines))}  # fmt: skip
 
         def profiled(env: Env) -> None:
             if not profiling():
                 return run(env)
             given = [tensor for get in getters if isinstance(tensor := get(env), torch.Tensor)]
+            operators = ", ".join(dict.fromkeys(origin.op for origin in origins))
+            known = {"operators": operators, "source": lines_of(origins)}
             with profiled_range(f"dicp::{name}", given, known):
                 run(env)
 

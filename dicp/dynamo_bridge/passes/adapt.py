@@ -27,7 +27,7 @@ from dicp.dynamo_bridge.analysis.values import is_contiguous, same_strides
 from dicp.dynamo_bridge.passes.base import Pass, PassContext
 from dicp.dynamo_bridge.passes.redundancy import remove_dead
 from dicp.effects import is_mutating, is_view, op_name
-from dicp.operators import check_fits, narrow
+from dicp.operators import check_all_fit, check_fits, narrow
 from dicp.torch_private import OpOverload, disable_current_modes, overload_name, schema_of
 
 aten, prims = torch.ops.aten, torch.ops.prims
@@ -224,10 +224,8 @@ class _Adapting:
             return self._emit_after(source, node, CAST, (source, to))
         if source.op != "get_attr":
             return self._emit_after(source, node, narrow, (source, to, name))
-        constant = attrgetter(str(source.target))(self.gm)
         with disable_current_modes():
-            for extreme in map(int, constant.aminmax()) if constant.numel() else ():
-                check_fits(extreme, to, name)
+            check_all_fit(attrgetter(str(source.target))(self.gm), to, name)
         return self._emit_after(source, node, CAST, (source, to))
 
     def _laid_out(self, node: fx.Node, source: fx.Node, layout: str) -> fx.Node:

@@ -37,8 +37,9 @@ def scatter_in_place(graph: Graph) -> None:
 
 def _update(write: Node) -> _Update | None:
     """The update that `write` ends, if it stores what was scattered into a copy of its target."""
-    result = _copied(write)
-    if not isinstance(write, Compute) or write.out.root.role != "input" or result is None:
+    if not isinstance(write, Compute) or write.out.root.role != "input":
+        return None
+    if (result := _copied(write)) is None:
         return None
     scatter, start = result.producer, result.base
     copy: Any = None if start is None else start.producer

@@ -246,6 +246,8 @@ class ExecutionPlan:
     def _segment(self, launches: Sequence[Step], runner: Runner | None) -> RunStep:
         """Consecutive kernels behind one native call, or one by one with a runner."""
         segment = self.loaded.runtime.segment(launches, self.symbols, self.table, self.status)
+        if runner is not None:
+            return self._one_by_one(segment, launches, runner)
         self._segments.append(segment)
         run = segment.run
 
@@ -257,6 +259,9 @@ class ExecutionPlan:
             if stopped != 0:
                 self._raise(launches, stopped)
 
+        return run_segment
+
+    def _one_by_one(self, segment: Segment, launches: Sequence[Step], runner: Runner) -> RunStep:
         def run_one(k: int) -> None:
             try:
                 stopped = segment.run_one(k)
@@ -265,12 +270,11 @@ class ExecutionPlan:
             if stopped != 0:
                 self._raise(launches[k : k + 1], stopped)
 
-        def run_one_by_one(env: Environment) -> None:
-            assert runner is not None
+        def run(env: Environment) -> None:
             for k, step in enumerate(launches):
                 runner(step, partial(run_one, k))
 
-        return run_segment if runner is None else run_one_by_one
+        return run
 
     @cached_property
     def _profiled_steps(self) -> list[tuple[RunStep, list[int]]]:

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import torch
 
 from dicp.loop.schedule.placement import Placement, Step
-from dicp.origin import in_user_frames
+from dicp.origin import in_user_frames, lines_of
 from dicp.torch_private import profiled_range, report_memory
 
 T = TypeVar("T")
@@ -58,9 +58,8 @@ class ProfiledSteps:
         read = [buffers[slot] for slot in step["args"] if slot not in step["writes"]]
         inputs = [torch.empty_strided(b.shape, b.strides, dtype=b.dtype, device="meta")
                   for b in read]  # fmt: skip
-        lines = dict.fromkeys(origin.user_line for origin in step["origins"])
         operators = [origin.op for origin in dict.fromkeys(step["origins"])]
-        known = {"operators": ", ".join(operators), "source": "; ".join(filter(None, lines))}
+        known = {"operators": ", ".join(operators), "source": lines_of(step["origins"])}
         return profiled_range(f"dicp::{_row_name(step['kernel'], operators)}", inputs, known)
 
 
