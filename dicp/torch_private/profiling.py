@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
+import importlib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -63,6 +65,10 @@ def hook_profiler(
     `device_of` maps the kind of device that a program asks for, `on_events` changes the events of a
     profile, and `on_trace` the file of a chrome trace.
     """
+    with contextlib.suppress(ImportError):  # not in every release
+        # `record_function` imports this module when it is first entered. A profile with stacks that
+        # is recording by then reads the module's code object after it is freed.
+        importlib.import_module("torch.profiler._cupti_monitor")
     begin, parse, export = (
         profile.__init__,
         profile._parse_kineto_results,
