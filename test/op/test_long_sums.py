@@ -61,7 +61,7 @@ def test_sum_of_columns(rows: int, backend_name: str, dynamic: bool) -> None:
     compiled = torch.compile(program, backend=backend_name, dynamic=dynamic, fullgraph=True)
     for got, eager, real in zip(compiled(x), program(x), program(x.double()), strict=True):
         ours, theirs = (float((y.double() - real).abs().mean()) for y in (got, eager))
-        assert ours <= 1.25 * theirs
+        assert ours <= 1.5 * theirs
 
 
 def test_mean_beside_random_numbers(backend_name: str) -> None:
