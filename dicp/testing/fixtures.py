@@ -64,8 +64,7 @@ def _keep_part(config: pytest.Config, items: list[pytest.Item], name: str) -> No
     else:
         marked = {item.nodeid for item in items if item.get_closest_marker("sweep")}
         kept = sample.sweeps(tests, marked, number, parts, changed)
-        # The number's parity chooses static or dynamic shapes, the rest of it the variants.
-        config.stash[TURN] = number // 2, (parts + 1) // 2
+        config.stash[TURN] = sample.variants(number, parts)
         config.stash[WHOLE] = sample.test_files(changed, {sample.file_of(test) for test in tests})
     config.hook.pytest_deselected(items=[item for item in items if item.nodeid not in kept])
     items[:] = [item for item in items if item.nodeid in kept]

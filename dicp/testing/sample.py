@@ -98,6 +98,14 @@ def sweeps(
     return chosen | _concerned(tests, number, changed)
 
 
+def variants(number: int, parts: int) -> tuple[int, int]:
+    """Which part of an operator's variants, of how many, goes with a part of the sweeps.
+
+    The number's parity chooses static or dynamic shapes, the rest of it the variants.
+    """
+    return number // 2, (parts + 1) // 2
+
+
 def _concerned(tests: Sequence[str], number: int, changed: Collection[str]) -> set[str]:
     files = test_files(changed, {file_of(test) for test in tests})
     concerned = sorted((t for t in tests if file_of(t) in files), key=_shuffled)

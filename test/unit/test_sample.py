@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
 
-from dicp.testing import Op, op, sample
+from dicp.testing import op, sample
 
 TESTS = [
     f"test/op/test_{name}.py::test_op[{k}]" for name in ("norm", "pointwise") for k in range(90)
@@ -75,26 +74,10 @@ def test_the_variants_of_a_case_are_taken_in_parts(parts: int) -> None:
     assert len({str(replace(case, turn=(0, parts)).variants()) for case in cases}) == parts
 
 
-COUNTED = """
-import torch
-from dicp.testing import op
-
-CASES = [op("relu", torch.relu, (2, 3))]
-
-def test_op(case, check_op, dynamic):
-    check_op(case)
-"""
-
-
-def test_all_turns_together_take_every_variant_with_both_shapes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    ran = Counter()
-    monkeypatch.setattr(Op, "check", lambda case, _, dynamic: ran.update(
-        (dynamic, str(variant)) for variant in case.variants()))  # fmt: skip
-    (tmp_path / "test_counted.py").write_text(COUNTED)
+def test_all_turns_together_take_every_variant_with_both_shapes() -> None:
+    case, forms, ran = op("relu", torch.relu, (2, 3)), FORMS[:2], set()
     for number in range(8):
-        here = [str(tmp_path), "--rootdir", str(tmp_path), "-p", "no:cacheprovider", "-q"]
-        assert pytest.main([*here, "--sweeps", f"8:{number}"]) == 0
-    every = {str(variant) for variant in op("relu", torch.relu, (2, 3)).variants()}
-    assert set(ran) == {(dynamic, variant) for dynamic in (False, True) for variant in every}
+        (form,) = sample.sweeps(forms, (), number, 8, [])
+        taken = replace(case, turn=sample.variants(number, 8)).variants()
+        ran |= {(form, str(variant)) for variant in taken}
+    assert ran == {(form, str(variant)) for form in forms for variant in case.variants()}
