@@ -12,14 +12,16 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from threading import local
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from dicp.config import Config, DeviceSettings
+from dicp.device.call import Call, NotCompiled
 from dicp.device.cells import CELLS
-from dicp.device.compile import Call, CompiledOperator, NotCompiled, OperatorCompiler
+from dicp.device.hosted import host_target
 from dicp.device.output import say
 from dicp.device.patterns import Patterns
 from dicp.dynamo_bridge.decompose import decompositions
@@ -32,6 +34,9 @@ from dicp.torch_private import (
     schema_of,
     true_device,
 )
+
+if TYPE_CHECKING:
+    from dicp.device.compile import CompiledOperator, OperatorCompiler
 
 logger = logging.getLogger("dicp.device")
 
@@ -89,12 +94,8 @@ class RoadCounts:
 class Dispatcher:
     """The Python side of every operator: decides its path once, and installs the fast ones."""
 
-    def __init__(
-        self, native: Any, target: Target, config: Config, settings: DeviceSettings
-    ) -> None:
-        self.native, self.target, self.settings = native, target, settings
-        unasked = replace(config, eager_ops=(), native_ops=())  # the dispatcher sees to these lists
-        self.compiler = OperatorCompiler(target, unasked)
+    def __init__(self, native: Any, config: Config, settings: DeviceSettings) -> None:
+        self.native, self.config, self.settings = native, config, settings
         self.forced = Patterns("DIPU_FORCE_FALLBACK_OPS_LIST", settings.fallback)
         self.kept = Patterns("DIPU_KEEP_TORCHOP_DEFAULT_IMPL_OPS", settings.kept)
         self.observers: list[Observer] = []
@@ -103,6 +104,19 @@ class Dispatcher:
         self._functional: dict[OpOverload, Functional | None] = {}
         self._here = local()
         self.forced_changed: Callable[[Patterns], None] = lambda patterns: None
+
+    @cached_property
+    def target(self) -> Target:
+        """The target whose code runs on the device."""
+        return host_target()
+
+    @cached_property
+    def compiler(self) -> OperatorCompiler:
+        """The compiled operators. They need Dynamo, which takes seconds to import."""
+        from dicp.device.compile import OperatorCompiler
+
+        unasked = replace(self.config, eager_ops=(), native_ops=())  # which `run` looks up itself
+        return OperatorCompiler(self.target, unasked)
 
     # ---- entry ----------------------------------------------------------------------------------
 
