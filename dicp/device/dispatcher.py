@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from threading import local
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
@@ -228,7 +228,7 @@ class Dispatcher:
         signature = self.native.signature(schema.name, schema.overload_name, args, kwargs)
         given = bound(op, args, kwargs)
         outs = [given[name] for name in form.outs]
-        if outs:  # whose dtypes do not depend on whether a number is a tensor
+        if outs or _keep_dtypes(op, given):  # which are the same if a number is a tensor
             given = _with_tensors_for_numbers(op, given)
         inputs = inputs_of(form, given, outs)
         device = self.index_of(args, kwargs)
@@ -247,9 +247,10 @@ class Dispatcher:
                 signature = signature if out.numel() == 0 else None  # eager warns of the others
                 out.resize_(result.shape)
             out.copy_(result)
-        copied = any(a is not b for a, b in zip(_tensors(prepared), given_inputs, strict=False))
-        if signature is not None and not copied and self.native.host_addressable():
-            self._install(op, form, given, signature, compiled, given_inputs)
+        if signature is not None and self.native.host_addressable():
+            pairs = zip(_tensors(prepared), given_inputs, strict=False)
+            copied = [a is not b for a, b in pairs]
+            self._install(op, form, given, signature, compiled, given_inputs, copied)
         if form.fresh:
             return tuple(results[: form.fresh])
         if outs:
@@ -271,8 +272,12 @@ class Dispatcher:
         signature: bytes,
         compiled: CompiledOperator,
         given_inputs: Sequence[Any],
+        copied: Sequence[bool],
     ) -> None:
-        """Let the native part run calls of the same signature, if they are one native call."""
+        """Let the native part run calls of the same signature, if they are one native call.
+
+        `copied`: which inputs are contiguous copies of what was given.
+        """
         plan = None if form.fresh else compiled.native_call(given_inputs)
         if plan is None:
             return
@@ -295,7 +300,10 @@ class Dispatcher:
             outputs[number]["argument"] = order.index((name, 0))
         kept = {
             "run": plan.run, "launches": plan.launches, "count": plan.count, "table": plan.table,
-            "inputs": [{"slot": s, "argument": order.index(names[p])} for s, p in plan.inputs],
+            "inputs": [
+                {"slot": s, "argument": order.index(names[p]), "copied": copied[p]}
+                for s, p in plan.inputs
+            ],
             "workspace": plan.workspace[0], "parts": plan.workspace[1],
             "outputs": outputs, "aliases": plan.aliases,
             "results": compiled.form.in_place(plan.results, (-1, None)),
@@ -455,6 +463,25 @@ def _with_tensors_for_numbers(op: OpOverload, given: Mapping[str, Any]) -> dict[
             kind = torch.float64 if isinstance(value, float) else None
             changed[argument.name] = torch.tensor(value, dtype=kind)
     return changed
+
+
+_KINDS: Final = (bool, int, float, complex)
+"""Kinds of numbers, each of which the later ones promote."""
+
+
+def _keep_dtypes(op: OpOverload, given: Mapping[str, Any]) -> bool:
+    """Whether numbers given for tensors promote none of the tensors that have dimensions."""
+    values = [(value, _is_number_for_tensor(a, value)) for a in schema_of(op).arguments
+              for value in [given[a.name]]]  # fmt: skip
+    numbers = [_KINDS.index(type(value)) for value, is_number in values if is_number]
+    kinds = [_kind(v.dtype) for v, _ in values if isinstance(v, torch.Tensor) and v.dim() > 0]
+    return bool(numbers) and max(numbers) <= max(kinds, default=-1)
+
+
+def _kind(dtype: torch.dtype) -> int:
+    if dtype.is_complex or dtype.is_floating_point:
+        return _KINDS.index(complex if dtype.is_complex else float)
+    return _KINDS.index(bool if dtype == torch.bool else int)
 
 
 def _is_number_for_tensor(argument: Any, value: Any) -> bool:
