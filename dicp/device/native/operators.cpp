@@ -735,6 +735,20 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("_has_compatible_shallow_copy_type", &has_compatible_type);
 }
 
+namespace {
+
+void no_sparse(const c10::OperatorHandle& op, torch::jit::Stack*) {
+  TORCH_CHECK_NOT_IMPLEMENTED(false, short_name(op.schema().name()),
+                              ": the device has no sparse tensors; keep them on the CPU, or make "
+                              "dense ones (Embedding(sparse=False), Tensor.to_dense())");
+}
+
+}  // namespace
+
+TORCH_LIBRARY_IMPL(_, SparsePrivateUse1, m) {
+  m.fallback(torch::CppFunction::makeFromBoxedFunction<&no_sparse>());
+}
+
 // Copies resolve conjugates and negatives themselves: PyTorch would resolve them by a copy.
 TORCH_LIBRARY_IMPL(aten, Conjugate, m) {
   m.impl("_copy_from", torch::CppFunction::makeFallthrough());
