@@ -1,7 +1,8 @@
 # Everything runs in the project's own virtual environment, .venv, made on first use.
 #   make demo    train small models, eager beside compiled
-#   make test    all tests; of sweeps (many arguments of one kind) a quarter, of static and
-#                dynamic shapes one, of dtypes and layouts half; others eight hours later
+#   make test    all tests; of sweeps (many arguments of one kind) an eighth, of static and
+#                dynamic shapes one, of dtypes and layouts the first and a quarter of the others;
+#                another part every eight hours
 #   make test-all  all tests whole, on every target: hours     make unit    the internal ones only
 #   make ascend  operator and model tests on ascendgraph's simulator: those of what changed, and one
 #                of twenty parts of the others, another one every eight hours
@@ -33,7 +34,7 @@ demo: $(READY)
 	$(RUN) -m demo
 
 test: $(READY)
-	$(PYTEST) --sweeps 4 test
+	$(PYTEST) --sweeps 8 test
 
 test-all: $(READY)
 	$(PYTEST) test

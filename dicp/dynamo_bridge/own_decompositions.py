@@ -237,6 +237,7 @@ OWN: dict[Any, Callable[..., Any]] = {
     aten._index_put_impl.default: index_put,
     aten.hardshrink_backward.default: hardshrink_backward,
     aten.ldexp.Tensor: ldexp,
+    aten._efficientzerotensor.default: torch.zeros,
     aten.eye.default: _eye,
     aten.eye.m: _eye,
     aten.detach_copy.default: _copy_of(aten.alias.default),

@@ -38,7 +38,27 @@ for _name in FUSED_ATTENTION:
     if hasattr(aten, _name):
         ATTENTION.add(getattr(aten, _name), _as_it_is, "library")
 
-OWN_RULES = RULES.merged(ATTENTION)
+DEVICE_LIBRARY = RuleTable()
+"""Operators that PyTorch's libraries and kernels for the device compute, complex numbers too, and
+views of complex numbers: nothing is generated in their place."""
+
+for _name in (
+    "_fft_c2c", "_fft_c2r", "_fft_r2c",
+    "_linalg_det", "_linalg_eigh", "_linalg_slogdet", "_linalg_solve_ex", "_linalg_svd",
+    "linalg_cholesky_ex", "linalg_eig", "linalg_householder_product", "linalg_inv_ex",
+    "linalg_ldl_factor_ex", "linalg_ldl_solve", "linalg_lu", "linalg_lu_factor_ex",
+    "linalg_lu_solve", "linalg_lstsq", "linalg_matrix_exp", "linalg_qr",
+    "linalg_solve_triangular", "triangular_solve", "cholesky_inverse", "cholesky_solve",
+    "geqrf", "ormqr", "_trilinear", "as_strided_scatter", "_assert_async",
+    "fake_quantize_per_tensor_affine_cachemask",
+    "i0", "igamma", "igammac", "polygamma", "special_bessel_j0", "special_bessel_j1",
+    "special_i0e", "special_i1", "special_i1e", "special_ndtri", "special_spherical_bessel_j0",
+):  # fmt: skip
+    DEVICE_LIBRARY.add(getattr(aten, _name), _as_it_is, "library")
+for _op in (aten.view_as_real.default, aten.view_as_complex.default, aten.view.dtype):
+    DEVICE_LIBRARY.add(_op, _as_it_is, "view")
+
+OWN_RULES = RULES.merged(ATTENTION, DEVICE_LIBRARY)
 
 GPU_ATTENTION = FusedAttention(
     operators=(aten._scaled_dot_product_flash_attention.default, EFFICIENT,

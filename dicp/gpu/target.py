@@ -9,7 +9,7 @@ from dicp.cache import Cache
 from dicp.config import Config
 from dicp.gpu import graph_capture
 from dicp.gpu.launch import Device, StreamPool, index_of
-from dicp.gpu.library import ATTENTION, OWN_RULES
+from dicp.gpu.library import ATTENTION, DEVICE_LIBRARY, OWN_RULES
 from dicp.gpu.scalars import scalars_to_device
 from dicp.loop.program import LoopProgram
 from dicp.loop.runtime.device import OwnMemory, Pool
@@ -31,7 +31,8 @@ class GpuTarget(LoopTarget):
         self._pools: dict[int, StreamPool] = {}
 
     def unsupported(self, node: fx.Node) -> str:
-        if ATTENTION.get(node.target) is not None:  # dicp generates no code for its RNG state
+        # dicp generates no code for attention's RNG state, nor for what libraries take as complex.
+        if any(table.get(node.target) is not None for table in (ATTENTION, DEVICE_LIBRARY)):
             return ""
         return super().unsupported(node)
 

@@ -71,8 +71,8 @@ class Op:
     fullgraph: bool = True
     unbacked: bool = False
     static_only: bool = False
-    turn: int | None = None
-    """Which half of the variants is taken beside the first one; None: all are."""
+    turn: tuple[int, int] | None = None
+    """Which part of the variants, of how many, is taken beside the first one; None: all are."""
 
     def variants(self) -> list[Variant]:
         """Every dtype contiguous; every other layout in the first dtype."""
@@ -82,7 +82,8 @@ class Op:
             wanted.append(Variant(torch.bfloat16, "special"))
         if self.turn is None:
             return wanted
-        return wanted[:1] + wanted[1 + (zlib.crc32(self.name.encode()) + self.turn) % 2 :: 2]
+        number, parts = self.turn
+        return wanted[:1] + wanted[1 + (zlib.crc32(self.name.encode()) + number) % parts :: parts]
 
     def size_maps(self, dynamic: bool) -> list[Sizes]:
         """The sizes to run with: as written, then, for dynamic shapes, two more sets."""

@@ -24,8 +24,8 @@ TRACE_LOG = "torch.__trace"
 """PyTorch's log of what it compiles."""
 LISTED = pytest.StashKey[list[str]]()
 """Operators that stand for files of the list in use, as regular expressions."""
-TURN = pytest.StashKey[int]()
-"""Which half of the variants operator cases take, where --sweeps leaves some out."""
+TURN = pytest.StashKey[tuple[int, int]]()
+"""Which part of the variants, of how many, operator cases take with --sweeps."""
 WHOLE = pytest.StashKey[set[str]]()
 """The test files that changes concern, whose cases take all variants."""
 SAMPLES = ("sample", "sweeps")
@@ -64,7 +64,8 @@ def _keep_part(config: pytest.Config, items: list[pytest.Item], name: str) -> No
     else:
         marked = {item.nodeid for item in items if item.get_closest_marker("sweep")}
         kept = sample.sweeps(tests, marked, number, parts, changed)
-        config.stash[TURN] = number // 2  # the number's parity chooses static or dynamic shapes
+        # The number's parity chooses static or dynamic shapes, the rest of it the variants.
+        config.stash[TURN] = number // 2, (parts + 1) // 2
         config.stash[WHOLE] = sample.test_files(changed, {sample.file_of(test) for test in tests})
     config.hook.pytest_deselected(items=[item for item in items if item.nodeid not in kept])
     items[:] = [item for item in items if item.nodeid in kept]

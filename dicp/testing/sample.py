@@ -5,10 +5,10 @@ through all of them in less than four days and one that runs daily in ten. `--sa
 fourth of the ten parts whenever it is run. Tests are put into parts by folder, so that every part
 has its share of the (slow) models.
 
-`--sweeps 4` leaves single tests alone and takes a quarter of the sweeps: tests marked `sweep` run
-for a quarter of their arguments, others eight hours later, so that 32 hours have all of them. Any
-other test of static and of dynamic shapes runs with one of the two, and an operator's case with
-half of its dtypes and layouts, the first among them.
+`--sweeps 8` leaves single tests alone and takes an eighth of the sweeps: tests marked `sweep` run
+for an eighth of their arguments, others eight hours later, so that 64 hours have all of them. Any
+other test of static and of dynamic shapes runs with one of the two, and an operator's case with its
+first dtype and a quarter of its other dtypes and layouts: eight turns have each with both shapes.
 """
 
 from __future__ import annotations

@@ -49,6 +49,21 @@ def test_sum(name: str, backend_name: str) -> None:
             assert not check_tensor(got, eager, real, Rule())
 
 
+@pytest.mark.parametrize("rows", [37, 63, 64, 250])
+def test_sum_of_columns(rows: int, backend_name: str, dynamic: bool) -> None:
+    """Of numbers far from zero: the mean is what deviations are taken from."""
+
+    def program(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return x.sum(0), x - x.mean(0)
+
+    torch.manual_seed(rows)
+    x = torch.randn(rows, 33) + 1000
+    compiled = torch.compile(program, backend=backend_name, dynamic=dynamic, fullgraph=True)
+    for got, eager, real in zip(compiled(x), program(x), program(x.double()), strict=True):
+        ours, theirs = (float((y.double() - real).abs().mean()) for y in (got, eager))
+        assert ours <= 1.5 * theirs
+
+
 def test_mean_beside_random_numbers(backend_name: str) -> None:
     def loss(x: torch.Tensor) -> Any:
         return F.soft_margin_loss(torch.randn(x.shape).abs() * 0, torch.ones_like(x))

@@ -74,6 +74,13 @@ REDUCTIONS: list[Callable[[Tensor], Tensor]] = [
     lambda x: x.sort(1)[0], lambda x: x.nansum(1), lambda x: x @ x.T,
     lambda x: F.max_pool1d(x[None], 2)[0], lambda x: x.diff(dim=1),
 ]  # fmt: skip
+SINGLE: list[Callable[[Tensor], Tensor]] = [
+    lambda x: x.sum(1), lambda x: x[0, 0].sum(), lambda x: x[0, 0].sum(0), lambda x: x.mean(1),
+    lambda x: x[:1, :1].trace(), lambda x: x.nansum(1), lambda x: x.prod(1), lambda x: x.cumsum(1),
+    lambda x: x[0, 0].cumsum(0), lambda x: x.cumprod(1), lambda x: x.amax(1),
+    lambda x: F.cosine_similarity(x[0], -x[0], 0), lambda x: torch.einsum("ij->i", x),
+    lambda x: torch.var_mean(x, 1, correction=0)[1], lambda x: x.bfloat16().sum(1),
+]  # fmt: skip
 ROWS = torch.tensor([
     [0.0, -0.0, 0.0, -0.0], [-0.0, 0.0, -0.0, 0.0], [-0.0, -0.0, -0.0, -0.0], [0.0, 0.0, 0.0, 0.0],
     [-1.0, -0.0, 1.0, 0.0], [-0.0, -1e-3, -0.0, -5.0], [1.0, -1.0, -0.0, -0.0],
@@ -85,7 +92,7 @@ def _all(functions: list[Any]) -> Callable[..., list[Tensor]]:
 
 
 @pytest.mark.static_only
-@pytest.mark.parametrize("kind", ["unary", "binary", "reductions"])
+@pytest.mark.parametrize("kind", ["unary", "binary", "reductions", "single"])
 def test_zero_signs(kind: str, backend: Any, backend_name: str, dynamic: bool) -> None:
     if isinstance(find_target(backend_name.removesuffix("graph")), GraphTarget):
         pytest.skip("the vendor's operators decide")
@@ -94,6 +101,7 @@ def test_zero_signs(kind: str, backend: Any, backend_name: str, dynamic: bool) -
         "unary": (UNARY, [torch.tensor(SIGNED).repeat(16)]),
         "binary": (BINARY, list(pairs.repeat(16, 1).T.contiguous())),
         "reductions": (REDUCTIONS, [ROWS]),
+        "single": (SINGLE, [torch.tensor([[-0.0], [0.0], [1.0], [-0.0]])]),
     }[kind]
     backend.start_over()
     compiled = torch.compile(_all(functions), backend=backend, dynamic=dynamic, fullgraph=True)

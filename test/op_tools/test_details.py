@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import errno
+import math
 import re
 import subprocess
 import sys
@@ -16,7 +17,7 @@ import torch.nn.functional as F
 
 from dicp import op_tools
 from dicp.errors import ToolVariableError, ToolWarning
-from dicp.op_tools import storage
+from dicp.op_tools import storage, verdict
 from dicp.op_tools.overflow import Statistics
 
 
@@ -249,8 +250,6 @@ def test_inputs_that_an_operator_overwrites_are_written_back() -> None:
 
 def test_statistics_of_more_than_one_piece(monkeypatch: pytest.MonkeyPatch) -> None:
     """OT-22, OT-23"""
-    from dicp.op_tools import verdict
-
     x = torch.randn(1000, dtype=torch.float64) * 3 + 5
     x[7], x[900] = float("inf"), float("nan")
     whole = Statistics.of("x", x)
@@ -261,6 +260,43 @@ def test_statistics_of_more_than_one_piece(monkeypatch: pytest.MonkeyPatch) -> N
               good.norm(), good.abs().max())  # fmt: skip
     for found in (whole, pieces):
         assert found.bad and found.numbers == pytest.approx([float(w) for w in wanted])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.complex64])
+@pytest.mark.parametrize("piece", [64, 1 << 20])
+def test_errors_are_those_of_each_element(
+    dtype: torch.dtype, piece: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Infinities and NaN that agree are no errors, others are infinite ones."""
+    monkeypatch.setattr(verdict, "_CHUNK", piece)
+    b = torch.randn(200, dtype=dtype)
+    a = b + torch.where(torch.rand(200) < 0.5, 0.0, 1e-3)
+    places = torch.tensor([3, 4, 5])
+    special = [[x.index_fill(0, places, v) for x in (a, b)] for v in (math.nan, math.inf)]
+    for got, wanted in ((a, b), (b, b), *special):
+        kept = got.isfinite()
+        error = (got - wanted)[kept].to(torch.complex128).abs()
+        size = wanted[kept].to(torch.complex128).abs()
+        found = verdict.compare("torch.add", "output", got, wanted)
+        allowed = found.tolerance
+        assert found.max_abs == pytest.approx(float(error.max()), rel=1e-5)
+        assert found.max_relative == pytest.approx(float((error / size).max()), rel=1e-5)
+        largest = float((error / (allowed.atol + allowed.rtol * size)).max())
+        assert found.ratio == pytest.approx(largest, rel=1e-5)
+        assert found.cosine == pytest.approx(1.0, abs=1e-5)
+    for other in (math.nan, math.inf):
+        found = verdict.compare("torch.add", "output", a.index_fill(0, places, other), b)
+        assert found.max_abs == found.ratio == math.inf and not found.allclose
+
+
+def test_the_hosts_own_call_is_compared_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On the CPU the call is eager's own: the fp64 rule takes the errors that are known."""
+    counted = []
+    errors = verdict._errors
+    monkeypatch.setattr(verdict, "_errors", lambda *each: counted.append(each) or errors(*each))
+    with op_tools.OpAutoCompare(["torch.sin"], quiet=True, rule="fp64") as tool:
+        torch.sin(torch.rand(4))
+    assert len(counted) == 2 and not tool.failures  # the input and the output
 
 
 def test_a_tool_that_is_not_started_leaves_no_trace() -> None:

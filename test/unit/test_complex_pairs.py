@@ -33,6 +33,7 @@ def mixed(x: Tensor, y: Tensor) -> Any:
     picked = z[torch.tensor([2, 0])].select(1, -1).expand(3, 2)
     polar = torch.polar(x[..., 0].abs(), y[..., 1]) + 1j
     parts = [moved, polar, -picked, z.permute(1, 0), (x[..., 0] + z).sum(1)]
+    parts += [z @ w.t(), z / (w + 2)]
     return (z * 2j).abs(), joined, *map(torch.view_as_real, parts)
 
 
@@ -74,6 +75,7 @@ def test_nothing_but_the_border_is_complex(name: str, symbolic: bool) -> None:
 
 
 INFINITE = torch.tensor([complex(torch.inf, 1), complex(2, -torch.inf), complex(0, torch.nan)])
+EXTREME = torch.tensor([0j, 2e38 - 2e38j, 1e-38 + 0j, complex(torch.inf, 1), complex(-0.0, 3)])
 VALUES: dict[str, tuple[Callable[..., Any], list[Tensor]]] = {
     "real times number": (lambda x: x * 1j, [torch.randn(3, 4)]),
     "number times real": (
@@ -87,6 +89,26 @@ VALUES: dict[str, tuple[Callable[..., Any], list[Tensor]]] = {
     "infinite times real": (lambda z, x: z * x, [INFINITE, torch.tensor(2.0)]),
     "infinite times number": (lambda z: z * 2.0, [INFINITE]),
     "infinite by real": (lambda z, x: z / x, [INFINITE, torch.tensor([1.0, 2.0, -4.0])]),
+    "quotient": (
+        lambda z, w: (z / w, w / (z + 1), 2.0 / w),
+        [torch.view_as_complex(pairs(3, 4)), torch.view_as_complex(pairs(4, 1)[:, 0])],
+    ),
+    "quotient of extremes": (
+        lambda z, w: z / w,
+        [torch.tensor([1 + 2j, -3e38 + 1e38j, 0j]).unsqueeze(1), EXTREME],
+    ),
+    "products": (
+        lambda z, w: (torch.mm(z, w), torch.bmm(z[None], w[None].conj())),
+        [torch.view_as_complex(pairs(3, 4)), torch.view_as_complex(pairs(4, 5))],
+    ),
+    "conversions": (
+        lambda x, z: (x.to(torch.complex64) * z, z.to(torch.complex128) + 1),
+        [torch.randn(3), torch.view_as_complex(pairs(3))],
+    ),
+    "zeros, then copied": (
+        lambda z: z.new_zeros(4, 3).copy_(z) * 2,
+        [torch.view_as_complex(pairs(3))],
+    ),
     "joined, then scaled": (
         lambda z, w: torch.cat([z, w]) * 2,
         [torch.view_as_complex(pairs(n)) for n in (3, 2)],
@@ -109,8 +131,8 @@ def test_values_are_those_of_eager(name: str, symbolic: bool) -> None:
 
 @pytest.mark.parametrize(
     "fn",
-    [lambda z: torch.view_as_real(z / (z + 1)), lambda z: torch.view_as_real(z.exp() * z)],
-    ids=["quotient", "exponential"],
+    [lambda z: torch.view_as_real(z.exp() * z), lambda z: torch.view_as_real(z / z.tan())],
+    ids=["exponential", "tangent"],
 )
 def test_values_that_meet_an_operator_without_pairs_stay_complex(fn: Callable[..., Any]) -> None:
     torch._dynamo.reset()
@@ -119,3 +141,24 @@ def test_values_that_meet_an_operator_without_pairs_stay_complex(fn: Callable[..
     torch.testing.assert_close(torch.compile(fn, backend=backend)(z), fn(z))
     (report,) = backend.reports
     assert all(node.decision == "eager" for node in report.nodes)
+
+
+def spectrum(x: Tensor) -> Tensor:
+    """Fourier transforms around complex arithmetic, as of a filter."""
+    found = torch.fft.rfft(x * 2)
+    return torch.fft.irfft(found * found.conj() / (found.abs() + 1), n=x.shape[-1]).relu()
+
+
+@pytest.mark.parametrize("symbolic", [False, True])
+def test_libraries_for_complex_values_are_called_between_pairs(symbolic: bool) -> None:
+    torch._dynamo.reset()
+    backend = Backend("maca", cache=False)
+    x = torch.randn(4, 16).requires_grad_()
+    got = torch.compile(spectrum, backend=backend, dynamic=symbolic)(x)
+    torch.testing.assert_close(got, spectrum(x))
+    (mine,), (theirs,) = (torch.autograd.grad(y.sum(), x) for y in (got, spectrum(x)))
+    torch.testing.assert_close(mine, theirs)
+    nodes = [node for report in backend.reports for node in report.nodes]
+    assert not [node for node in nodes if node.decision == "eager"]
+    called = {node.op for node in nodes if node.decision == "library"}
+    assert called == {f"aten._fft_{kind}.default" for kind in ("r2c", "c2r", "c2c")}

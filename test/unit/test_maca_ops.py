@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from recorder import MacaRecorder, record
 from support.chosen import cases_named
 from torch import Tensor
 from torch.testing import assert_close
@@ -132,6 +133,33 @@ def test_a_division_by_zero_names_operator_and_line(kept: Path) -> None:
     fn = compiled(lambda x, y: x // y, kept)
     with pytest.raises(IntegerDivisionByZeroError, match=r"test_maca_ops\.py:\d+"):
         fn(torch.ones(4, dtype=torch.int32), torch.zeros(4, dtype=torch.int32))
+
+
+LIBRARY_CALLS: dict[str, Callable[[Tensor], Any]] = {
+    "singular values": lambda x: torch.linalg.svdvals(x),
+    "factors": lambda x: torch.linalg.qr(x)[1],
+    "determinant": lambda x: torch.linalg.det(x),
+    "eigenvalues": lambda x: torch.linalg.eigvalsh(x @ x.mT),
+    "exponential": lambda x: torch.matrix_exp(x),
+    "triangular": lambda x: torch.linalg.solve_triangular(x, x, upper=True),
+    "transforms": lambda x: torch.fft.irfft(torch.fft.rfft(x) * 2),
+    "bilinear": lambda x: F.bilinear(x, x, x.expand(3, -1, -1)),
+    "special functions": lambda x: (
+        torch.special.i0(x), torch.special.ndtri(x.sigmoid()), torch.polygamma(1, x.exp()),
+        torch.special.bessel_j0(x), torch.igamma(x.exp(), x.exp()),
+    ),
+    "windows": lambda x: torch.as_strided_scatter(x, x[0], (4,), (2,), 1),
+    "fake quantization": lambda x: torch.fake_quantize_per_tensor_affine(x, 0.1, 3, 0, 255),
+    "checks": lambda x: F.one_hot(x.argmax(-1), 4),
+    "other dtype": lambda x: x.view(torch.int32) + 1,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", LIBRARY_CALLS)
+def test_libraries_of_the_device_are_no_eager_calls(name: str) -> None:
+    target = record(LIBRARY_CALLS[name], torch.rand(4, 4) + torch.eye(4), target=MacaRecorder())
+    nodes = [node for report in target.reports for node in report.nodes]
+    assert nodes and not [node for node in nodes if node.decision == "eager"]
 
 
 def test_the_emulation_warns_once(kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:

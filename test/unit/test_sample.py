@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
+from pathlib import Path
 
+import pytest
 import torch
 
-from dicp.testing import op, sample
+from dicp.testing import Op, op, sample
 
 TESTS = [
     f"test/op/test_{name}.py::test_op[{k}]" for name in ("norm", "pointwise") for k in range(90)
@@ -63,10 +65,36 @@ def test_sweeps_of_changed_files_are_run_whole() -> None:
     assert taken == set(FORMS)
 
 
-def test_the_variants_of_a_case_are_taken_in_two_halves() -> None:
-    cases = [replace(op(f"case{k}", torch.relu, (6, 37)), turn=None) for k in range(12)]
+@pytest.mark.parametrize("parts", [2, 4])
+def test_the_variants_of_a_case_are_taken_in_parts(parts: int) -> None:
+    cases = [replace(op(f"case{k}", torch.relu, (6, 37)), turn=None) for k in range(24)]
     for case in cases:
-        halves = [replace(case, turn=turn).variants() for turn in (0, 1)]
-        assert all(half[0] == case.variants()[0] for half in halves)
-        assert Counter(halves[0][1:] + halves[1][1:]) == Counter(case.variants()[1:])
-    assert len({str(replace(case, turn=0).variants()) for case in cases}) == 2
+        taken = [replace(case, turn=(turn, parts)).variants() for turn in range(parts)]
+        assert all(part[0] == case.variants()[0] for part in taken)
+        assert Counter(v for part in taken for v in part[1:]) == Counter(case.variants()[1:])
+    assert len({str(replace(case, turn=(0, parts)).variants()) for case in cases}) == parts
+
+
+COUNTED = """
+import torch
+from dicp.testing import op
+
+CASES = [op("relu", torch.relu, (2, 3))]
+
+def test_op(case, check_op, dynamic):
+    check_op(case)
+"""
+
+
+def test_all_turns_together_take_every_variant_with_both_shapes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ran = Counter()
+    monkeypatch.setattr(Op, "check", lambda case, _, dynamic: ran.update(
+        (dynamic, str(variant)) for variant in case.variants()))  # fmt: skip
+    (tmp_path / "test_counted.py").write_text(COUNTED)
+    for number in range(8):
+        here = [str(tmp_path), "--rootdir", str(tmp_path), "-p", "no:cacheprovider", "-q"]
+        assert pytest.main([*here, "--sweeps", f"8:{number}"]) == 0
+    every = {str(variant) for variant in op("relu", torch.relu, (2, 3)).variants()}
+    assert set(ran) == {(dynamic, variant) for dynamic in (False, True) for variant in every}

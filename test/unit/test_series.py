@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,24 +18,13 @@ from benchmarks.options import Options
 from benchmarks.report import Report, Row
 from dicp.vendor.triton.measured import read
 
-HERE = "test_series:task"
-
-
-def task(item: str, extra: int = 0) -> Any:
-    """What a process is asked to measure."""
-    if item == "crash":
-        os.abort()
-    if item == "hang":
-        time.sleep(600)
-    if item == "fail":
-        raise ValueError("no such number")
-    return len(item) + extra
+TASK = "measured_task:task"
 
 
 def measured(items: Sequence[str], limit: float = 20, seconds: float = 120) -> list[Any]:
     return list(
         series.run(
-            HERE, items, {"extra": 1}, deadline=time.monotonic() + seconds, limit=limit,
+            TASK, items, {"extra": 1}, deadline=time.monotonic() + seconds, limit=limit,
             environment={"PYTHONPATH": str(Path(__file__).parent)},
         )
     )  # fmt: skip
@@ -45,7 +33,9 @@ def measured(items: Sequence[str], limit: float = 20, seconds: float = 120) -> l
 def test_results_and_failures_come_in_order() -> None:
     (first, second, third) = measured(["one", "fail", "three"])
     assert first == ("one", 4, "") and third == ("three", 6, "")
-    assert second[1] is None and second[2].startswith("ValueError: no such number (test_series.py:")
+    assert second[1] is None and second[2].startswith(
+        "ValueError: no such number (measured_task.py:"
+    )
 
 
 def test_after_a_crash_the_next_item_is_measured() -> None:
@@ -56,14 +46,14 @@ def test_after_a_crash_the_next_item_is_measured() -> None:
 
 def test_an_item_that_hangs_is_given_up() -> None:
     began = time.monotonic()
-    (first, second) = measured(["hang", "three"], limit=15)
+    (first, second) = measured(["hang", "three"], limit=6)
     assert first[0] == "hang" and "not done after" in first[2] and second[1] == 6
     assert time.monotonic() - began < 60
 
 
 def test_nothing_is_begun_after_the_deadline() -> None:
     assert measured(["one"], seconds=0) == []
-    found = measured(["hang", "one"], limit=60, seconds=5)
+    found = measured(["hang", "one"], limit=60, seconds=2)
     assert [item for item, _, _ in found] == ["hang"]
 
 

@@ -54,7 +54,10 @@ from dicp.vendor.tops.target import GRAPH_FLAGS
 from dicp.vendor.tops.toolchain import find_toolchain
 
 GOLDEN = Path(__file__).parent / "golden_tops"
-pytestmark = pytest.mark.filterwarnings("ignore::dicp.errors.SimulatorWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::dicp.errors.SimulatorWarning"),
+    pytest.mark.usefixtures("shared_builds"),
+]
 
 
 class Recorder(Recording, TopsTarget):

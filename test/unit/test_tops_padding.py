@@ -18,7 +18,10 @@ from dicp.errors import SpecializationWarning
 from dicp.graphop import target as graphop
 from dicp.vendor.tops import TopsTarget
 
-pytestmark = pytest.mark.filterwarnings("ignore::dicp.errors.SimulatorWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::dicp.errors.SimulatorWarning"),
+    pytest.mark.usefixtures("shared_builds"),
+]
 BUCKETS = (8, 16)
 
 

@@ -2,7 +2,8 @@
 
 Targets generate no complex code. Complex values that are connected by use are computed on pairs if
 every operator among them has a row here; complex inputs are viewed as pairs, and pairs that the
-graph returns as complex values. Any other complex value stays as it is, for eager.
+graph returns, or that a library of the target takes, as complex values. Any other complex value
+stays as it is, for eager.
 """
 
 from __future__ import annotations
@@ -126,11 +127,51 @@ def multiply(g: Emitter, node: fx.Node, x: Any, y: Any) -> fx.Node:
 
 @rule(aten.div.Tensor)
 def divide(g: Emitter, node: fx.Node, x: fx.Node, y: Any) -> fx.Node:
-    """By a real divisor, whose imaginary part is 0."""
+    """By a complex divisor as eager divides (Smith's algorithm), or by a real one."""
     a, b = g.parts(x)
+    if is_complex(y):
+        return _quotient(g, a, b, *g.parts(y))
     real = g.emit(aten.add.Tensor, a, g.product(b, 0.0))
     imaginary = g.emit(aten.sub.Tensor, b, g.product(a, 0.0))
     return g.joined(g.emit(aten.div.Tensor, real, y), g.emit(aten.div.Tensor, imaginary, y))
+
+
+def _quotient(g: Emitter, a: Any, b: Any, c: fx.Node, d: fx.Node) -> fx.Node:
+    """(a + bi) / (c + di), divided by the larger part of the divisor first: nothing overflows."""
+    first = g.emit(aten.ge.Tensor, *(g.emit(aten.abs.default, part) for part in (c, d)))
+    larger, smaller = g.emit(aten.where.self, first, c, d), g.emit(aten.where.self, first, d, c)
+    zero = g.emit(aten.eq.Scalar, larger, 0)
+    larger = g.emit(aten.where.self, zero, g.emit(aten.abs.default, larger), larger)
+    ratio = g.emit(aten.div.Tensor, smaller, larger)
+    ratio = g.emit(aten.where.self, zero, g.emit(aten.zeros_like.default, ratio), ratio)
+    total = g.emit(aten.add.Tensor, larger, g.product(smaller, ratio))
+    scaled_a, scaled_b = g.product(a, ratio), g.product(b, ratio)
+    real = g.emit(
+        aten.where.self, first, g.emit(aten.add.Tensor, scaled_b, a),
+        g.emit(aten.add.Tensor, scaled_a, b),
+    )  # fmt: skip
+    imaginary = g.emit(
+        aten.where.self, first, g.emit(aten.sub.Tensor, b, scaled_a),
+        g.emit(aten.sub.Tensor, scaled_b, a),
+    )  # fmt: skip
+    return g.joined(*(g.emit(aten.div.Tensor, part, total) for part in (real, imaginary)))
+
+
+@rule(aten.mm.default, aten.bmm.default)
+def matrix_product(g: Emitter, node: fx.Node, x: fx.Node, y: fx.Node) -> fx.Node:
+    (a, b), (c, d) = g.parts(x), g.parts(y)
+    ac, bd, ad, bc = (g.emit(node.target, *of) for of in ((a, c), (b, d), (a, d), (b, c)))
+    return g.joined(g.emit(aten.sub.Tensor, ac, bd), g.emit(aten.add.Tensor, ad, bc))
+
+
+@rule(aten._to_copy.default)
+def convert(g: Emitter, node: fx.Node, x: fx.Node, **kwargs: Any) -> fx.Node:
+    return g.emit(aten._to_copy.default, _pair_of(g, node, x), dtype=value_of(node).real.dtype)
+
+
+@rule(aten.copy.default)
+def copy(g: Emitter, node: fx.Node, x: fx.Node, y: fx.Node, *rest: Any) -> fx.Node:
+    return g.emit(aten.copy.default, g.pair(x), _pair_of(g, node, y))
 
 
 @rule(aten.add.Tensor, aten.sub.Tensor)
@@ -167,6 +208,12 @@ def permute(g: Emitter, node: fx.Node, x: fx.Node, dims: Sequence[int]) -> fx.No
     return g.emit(node.target, g.pair(x), [*(d % rank for d in dims), rank])
 
 
+@rule(aten.t.default)
+def matrix_transpose(g: Emitter, node: fx.Node, x: fx.Node) -> fx.Node:
+    dims = (0, 1) if value_of(x).dim() == 2 else (0, 0)
+    return g.emit(aten.transpose.int, g.pair(x), *dims)
+
+
 @rule(aten.transpose.int)
 def transpose(g: Emitter, node: fx.Node, x: fx.Node, first: int, second: int) -> fx.Node:
     rank = value_of(x).dim()
@@ -194,7 +241,8 @@ def number(g: Emitter, node: fx.Node, given: complex, **kwargs: Any) -> fx.Node:
 
 @rule(aten.new_zeros.default)
 def zeros(g: Emitter, node: fx.Node, x: fx.Node, shape: Sequence[Any], **kwargs: Any) -> fx.Node:
-    return g.emit(node.target, g.pair(x), [*shape, 2])
+    part = value_of(node).real.dtype
+    return g.emit(node.target, g.pair(x) if is_complex(x) else x, [*shape, 2], dtype=part)
 
 
 @rule(aten.slice_scatter.default, aten.select_scatter.default)
@@ -228,10 +276,18 @@ def index_put(
 
 
 ALONG_DIMS = frozenset({
-    aten.permute.default, aten.transpose.int, aten.select.int, aten.slice.Tensor, aten.squeeze.dim,
+    aten.permute.default, aten.transpose.int, aten.t.default, aten.select.int,
+    aten.slice.Tensor, aten.squeeze.dim,
     aten.slice_scatter.default, aten.select_scatter.default, aten.cat.default,
     aten.sum.dim_IntList, aten.index.Tensor, aten.index_put.default,
 })  # fmt: skip
+COMPLEX_OPERANDS = {
+    aten.slice_scatter.default: (0, 1), aten.select_scatter.default: (0, 1),
+    aten.index_put.default: (0, 2), aten.where.self: (1, 2), aten.copy.default: (0,),
+}  # fmt: skip
+"""Which operands a rule takes only as complex values, where eager takes real ones, too."""
+CONVERSIONS = frozenset({"dtype", "layout", "device", "pin_memory"})
+"""Options that say what the given value is, too, or the dtype."""
 
 
 # ---- the pass ------------------------------------------------------------------------------------
@@ -249,14 +305,13 @@ def _has_rule(node: fx.Node) -> bool:
     ):
         return False  # their dimension is that of the pairs
     given = [is_complex(arg) for arg in node.args]
-    if node.target in (aten.slice_scatter.default, aten.select_scatter.default):
-        return given[0] and given[1]
-    if node.target is aten.index_put.default:
-        return given[0] and given[2]
-    if node.target is aten.where.self:
-        return given[1] and given[2]
+    if node.target in COMPLEX_OPERANDS:
+        return all(given[k] for k in COMPLEX_OPERANDS[node.target])
     if node.target is aten.div.Tensor:
-        return not given[1] and not isinstance(node.args[1], complex)
+        return isinstance(node.args[0], fx.Node) and not isinstance(node.args[1], complex)
+    if node.target in (aten.new_zeros.default, aten._to_copy.default):
+        same_device = value_of(node).device == value_of(node.all_input_nodes[0]).device
+        return is_complex(node) and same_device and node.kwargs.keys() <= CONVERSIONS
     if node.target is aten.cat.default:
         return all(map(is_complex, node.args[0]))  # type: ignore[arg-type]
     return node.target is not aten.sum.dim_IntList or "dtype" not in node.kwargs
@@ -278,40 +333,44 @@ def _connected(graph: fx.Graph) -> Iterator[list[fx.Node]]:
 
 
 def complex_pairs(gm: fx.GraphModule, context: PassContext) -> bool:
-    """Compute on pairs wherever a whole group of complex values can be."""
+    """Compute on pairs wherever a whole group of complex values can be, but for library calls."""
+
+    def takes_complex(node: fx.Node) -> bool:
+        return node.op == "call_function" and not _has_rule(node) and context.compiles(node)
+
     chosen: set[fx.Node] = set()
     for members in _connected(gm.graph):
         calls = {user for node in members for user in node.users} | set(members)
-        if all(map(_has_rule, calls)) and any(n.op == "call_function" for n in members):
-            chosen |= {node for node in calls if node.op == "call_function"}
+        libraries = {node for node in calls if takes_complex(node)}
+        if not all(node in libraries or _has_rule(node) for node in calls):
+            continue
+        if libraries or any(node.op == "call_function" for node in members):
+            chosen |= {node for node in calls - libraries if node.op == "call_function"}
     if not chosen:
         return False
     g = Emitter(context)
-    for node in [node for node in gm.graph.nodes if node in chosen]:
+    for node in list(gm.graph.nodes):
         g.at = node
+        if node not in chosen:
+            _give_complex(node, g, context, chosen)
+            continue
         made = RULES[node.target](g, node, *node.args, **node.kwargs)
         if is_complex(node):
             g.pairs[node] = made
         else:
             node.replace_all_uses_with(_like(context, node, made))
-    _return_complex(gm.graph, g, context)
     for node in reversed([node for node in gm.graph.nodes if node in chosen]):
         if not node.users:
             gm.graph.erase_node(node)
     return True
 
 
-def _return_complex(graph: fx.Graph, g: Emitter, context: PassContext) -> None:
-    """The complex results of the graph, from their pairs."""
-    output = graph.output_node()
-    for node in output.all_input_nodes:
-        if node in g.pairs and node.op == "call_function":
-            g.at = node
-            after = node.next
-            whole = context.infer.emit(
-                after, aten.view_as_complex.default, (g.pairs[node],), {}, [node]
-            )
-            output.replace_input_with(node, _like(context, node, whole, after))
+def _give_complex(user: fx.Node, g: Emitter, context: PassContext, chosen: set[fx.Node]) -> None:
+    """Complex values, made of pairs, for a user of them that is not computed on pairs."""
+    for node in user.all_input_nodes:
+        if node in chosen and node in g.pairs:
+            whole = g.emit(aten.view_as_complex.default, g.pairs[node])
+            user.replace_input_with(node, _like(context, node, whole, user))
 
 
 def _like(

@@ -61,8 +61,6 @@ def sum_(
 ) -> Value:
     out = lw.meta().dtype
     axes = axes_of(x, dim)
-    if not axes:
-        return lw.cast(lw.map(lambda e: e, x), out)
     if wide(out) == out:
         return lw.reduce("sum", x.shape, axes, out, lambda idx: cast(x.at(idx), out), keepdim)
     return finish(lw, total(lw, x, axes, wide(out)), axes, keepdim)

@@ -13,6 +13,7 @@ from dicp.loop.ir.graph import Compute
 from dicp.loop.ir.index import domain
 from dicp.loop.lowering.core import Lowering, Value
 from dicp.loop.lowering.layout import as_size
+from dicp.loop.lowering.value import single
 from dicp.loop.lowering.views import wrap
 from dicp.rules import RuleTable
 
@@ -30,8 +31,10 @@ def _running_dtype(dtype: torch.dtype) -> torch.dtype:
 def scan(lw: Lowering, x: Value, dim: int, op: str, dtype: torch.dtype) -> Value:
     """The inclusive scan of `x` along `dim` with `op` ("sum" or "prod"), as `dtype`."""
     axis = wrap(dim, x.ndim)
-    if not x.ndim or as_size(x.shape[axis]) == 1:
+    if not x.ndim:
         return lw.map(lambda e: cast(e, dtype), x, dtype=dtype)
+    if as_size(x.shape[axis]) == 1:
+        return lw.map(lambda e: single(op, cast(e, dtype), dtype), x, dtype=dtype)
     wide = _running_dtype(dtype)
     out = lw.temp(x.shape, wide)
     body = cast(cast(x.at(domain(x.shape)), dtype), wide)

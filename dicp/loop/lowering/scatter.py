@@ -337,17 +337,20 @@ def embedding_dense_backward(
     lw: Lowering, g: Value, index: Value, num_weights: Size, padding_idx: int,
     scale_grad_by_freq: bool,
 ) -> Value:  # fmt: skip
-    if scale_grad_by_freq:
-        raise NoRule("gradient scaled by frequency")
     lw.require_equal(g.shape[:-1], index.shape, "gradients do not fit the indices")
     width = g.shape[-1]
     zeros = lw.pointwise((num_weights, width), g.dtype, lambda idx: const(0.0, g.dtype))
 
     # Checked here too: where only the gradient is used, the forward lookup is not run.
     rows = Indices(lw, index, num_weights, wrap=False)
+    counts = _occurrences(lw, index, rows, num_weights) if scale_grad_by_freq else None
 
     def body(idx: tuple[Index, ...]) -> Expr:
         item = g.at(idx)
+        if counts is not None:
+            exact = torch.float32 if g.dtype in REDUCED_FLOATS else g.dtype
+            count = cast(counts.at([rows.at(idx[:-1])]), exact)
+            item = cast(apply("div", exact, ir.opmath(item, exact), count), g.dtype)
         if isinstance(padding_idx, int) and padding_idx < 0:
             return item
         padding = lw.scalar(padding_idx, torch.int64)
@@ -358,3 +361,11 @@ def embedding_dense_backward(
         return [rows.at(idx[:-1]), idx[-1]]
 
     return scattered(lw, zeros, g.shape, body, target, "sum")
+
+
+def _occurrences(lw: Lowering, index: Value, rows: Indices, size: Size) -> Value:
+    """How often each number below `size` occurs among the indices."""
+    zeros = lw.pointwise((size,), torch.int32, lambda idx: const(0, torch.int32))
+    return scattered(
+        lw, zeros, index.shape, lambda idx: const(1, torch.int32), lambda idx: [rows.at(idx)], "sum"
+    )

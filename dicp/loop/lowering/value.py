@@ -93,4 +93,7 @@ def single(op: str, value: Expr, dtype: torch.dtype) -> Expr:
         return ir.const(0, dtype)
     if op in ("any", "all"):
         return ir.cast(value, torch.bool)
-    return ir.opmath(value, dtype)
+    value = ir.opmath(value, dtype)
+    if op == "sum" and value.dtype.is_floating_point:
+        return ir.apply("add", value.dtype, value, ir.const(0.0, value.dtype))  # -0 becomes +0
+    return value

@@ -253,5 +253,7 @@ class Columns(HostForm):
     split: bool = False
     blocks: frozenset[Reduce | Scan] = frozenset()
     """Long floating sums, which go in blocks of rows."""
+    block: int = 0
+    """Rows of such a block."""
     jammed: bool = False
     """Whether the last reduction loop is unrolled and jammed."""

@@ -28,14 +28,12 @@ MOST_UNROLLED = 16
 SUM_LANES = 16
 """Sums that a vectorized loop over a row adds up at once."""
 LONG_SUM = 64
-"""Additions to a lane or column above which a floating sum is long."""
+"""Additions to a lane above which a floating sum is long."""
 SUM_ADDITIONS = 16
 """Additions to a lane or column of a block of a long sum, whose results are then added to totals in
-double: the error grows with these only."""
+double: the error grows with these only. A column with more additions is a long sum."""
 SUM_BLOCK = SUM_ADDITIONS * SUM_LANES
 """Elements of a row per block of a vectorized loop."""
-ROW_BLOCK = 64
-"""Rows per block sum of a column, which is then added to a total in double."""
 COLUMN_TILE = 512
 """Columns of an outer reduction that have their accumulators in the L1 cache at a time: 4 KiB of
 doubles for each reduction."""

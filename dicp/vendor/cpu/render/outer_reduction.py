@@ -13,7 +13,7 @@ from dicp.loop.ir.index import Var
 from dicp.loop.ir.kernel import Phase, Reduce, Scan
 from dicp.vendor.cpu.form import Columns, Team
 from dicp.vendor.cpu.render.loops import CHUNKS, Loops, block_end
-from dicp.vendor.cpu.thresholds import COLUMN_TILE, MAX_TILE, ROW_BLOCK, UNROLL_AND_JAM
+from dicp.vendor.cpu.thresholds import COLUMN_TILE, MAX_TILE, UNROLL_AND_JAM
 
 
 class ColumnsWriter(Loops[Columns]):
@@ -89,7 +89,7 @@ class ColumnsWriter(Loops[Columns]):
             if not long:
                 scope.lines += self._rows_together(loops, middle, body, column, first_range, ())
                 continue
-            outside, step = _row_blocks(loops)
+            outside, step = _row_blocks(loops, self.form.block)
             whole, inside = loops[:outside], loops[outside:]
             limits = None if whole else first_range
             lines = [
@@ -229,13 +229,13 @@ class ColumnsWriter(Loops[Columns]):
         self.pop(body)
 
 
-def _row_blocks(loops: Sequence[Var]) -> tuple[int, int]:
-    """Index of the loop to split into blocks of about `ROW_BLOCK` rows, and its steps per block."""
+def _row_blocks(loops: Sequence[Var], block: int) -> tuple[int, int]:
+    """Index of the loop to split into blocks of about `block` rows, and its steps per block."""
     rows = 1
     for depth in reversed(range(len(loops))):
         size = loops[depth].size
-        if depth == 0 or not isinstance(size, int) or rows * size >= ROW_BLOCK:
-            return depth, max(ROW_BLOCK // rows, 1)
+        if depth == 0 or not isinstance(size, int) or rows * size >= block:
+            return depth, max(block // rows, 1)
         rows *= size
     raise AssertionError("a reduction has loops")
 

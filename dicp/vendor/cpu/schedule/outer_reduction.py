@@ -14,9 +14,10 @@ from dicp.vendor.cpu.schedule.chooser import Chooser, is_floating_sum, unrolled
 from dicp.vendor.cpu.thresholds import (
     COLUMN_TILE,
     FEW_TILES,
-    LONG_SUM,
     PARALLEL_COST,
     SPLIT_COST,
+    SUM_ADDITIONS,
+    UNROLL_AND_JAM,
 )
 
 
@@ -34,10 +35,12 @@ class Outer(Chooser):
         team = None if split_rows else self.team(loops, len(outer) + 1)
         blocks = frozenset(
             s for s in kernel.stmts()
-            if isinstance(s, (Reduce, Scan)) and is_floating_sum(s) and self.is_long(LONG_SUM)
+            if isinstance(s, (Reduce, Scan)) and is_floating_sum(s) and self.is_long(SUM_ADDITIONS)
         )  # fmt: skip
         inner = kernel.reduction
-        return form.Columns(team, split_rows, blocks, bool(inner) and unrolled(inner[-1]))
+        jammed = bool(inner) and unrolled(inner[-1])
+        rows = SUM_ADDITIONS * (UNROLL_AND_JAM if jammed else 1)
+        return form.Columns(team, split_rows, blocks, rows, jammed)
 
     def _splits_rows(self, tiles: Size) -> bool:
         """Whether threads divide the rows: there are few tiles of columns for them."""
