@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any, Final
 
 import torch
-import yaml
 
 from dicp.config import Config
 from dicp.dtypes import REDUCED_FLOATS
@@ -128,6 +127,8 @@ def read_adaptor(path: Path, text: str, half: bool = False) -> Adaptor:
 
     Raises AdaptorFileError with the line of what is wrong.
     """
+    import yaml  # few chips have such a file
+
     try:
         root = yaml.compose(text, Loader=yaml.SafeLoader)
     except yaml.YAMLError as error:
@@ -161,7 +162,7 @@ class _Reader:
         return AdaptorFileError(self.path, node.start_mark.line + 1, problem)
 
     def adaptor(self, root: Any) -> Adaptor:
-        if not isinstance(root, yaml.SequenceNode):
+        if root.id != "sequence":
             raise self.fail(root, "expected a list of entries such as `- common_config:`")
         common, operators = Level(), {}
         for entry in root.value:
@@ -177,7 +178,7 @@ class _Reader:
         return Adaptor(common, operators)
 
     def pairs(self, node: Any) -> Iterator[tuple[Any, Any]]:
-        if not isinstance(node, yaml.MappingNode):
+        if node.id != "mapping":
             raise self.fail(node, "expected `name: value`")
         yield from node.value
 
@@ -225,7 +226,7 @@ class _Reader:
 
     def casts(self, node: Any) -> Dtypes:
         found: dict[torch.dtype, torch.dtype] = {}
-        text = node.value if isinstance(node, yaml.ScalarNode) else ""
+        text = node.value if node.id == "scalar" else ""
         if not text or re.sub(r"[\s,]", "", _CAST.sub("", text)):
             raise self.fail(node, "expected casts such as `(int64)->int32, (float64)->float32`")
         for sources, target in _CAST.findall(text):

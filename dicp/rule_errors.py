@@ -14,7 +14,7 @@ from torch import fx
 from dicp.errors import DicpError, RuleError, RunFailureError
 from dicp.origin import call_of
 from dicp.rules import NoRule
-from dicp.torch_private import TorchDynamoException
+from dicp.torch_private import is_tracing_error
 
 
 def rule_error(node: fx.Node, target: str, problem: str) -> RuleError:
@@ -53,9 +53,11 @@ def naming_rule(node: fx.Node, target: str) -> Iterator[None]:
     """
     try:
         yield
-    except (DicpError, NoRule, TorchDynamoException):
+    except (DicpError, NoRule):
         raise
     except Exception as error:
+        if is_tracing_error(error):
+            raise
         problem = f"raises {type(error).__name__}: {error}".rstrip(" .:")
         raise rule_error(node, target, problem) from error
 

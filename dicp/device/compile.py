@@ -7,7 +7,7 @@ sizes that satisfy the guards of its trace.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -15,12 +15,12 @@ import torch
 from torch import fx
 
 from dicp.config import Config
+from dicp.device.call import Call, NotCompiled
 from dicp.device.cells import CELLS
 from dicp.dynamo_bridge.compile_fx import compile_aten
 from dicp.dynamo_bridge.decompose import decompositions
 from dicp.target import Target
 from dicp.torch_private import (
-    OpOverload,
     is_wrapped_number,
     make_fx,
     pytree,
@@ -33,24 +33,6 @@ MOST_VARIANTS = 8
 every step would compile at every step."""
 FIXED_INTEGERS = 2
 """Compiled forms that differ in integers alone, after which one is compiled for any integers."""
-
-
-class NotCompiled(Exception):
-    """The target does not compile this operator, or not with these arguments; the text says why."""
-
-
-@dataclass(frozen=True)
-class Call:
-    """A functional operator, and the arguments of one call of it on host tensors."""
-
-    op: OpOverload
-    args: tuple[Any, ...]
-    kwargs: Mapping[str, Any]
-    dtypes: tuple[torch.dtype | None, ...] = ()
-    """The dtypes of given results, to which what the operator returns is converted."""
-
-    def leaves(self) -> tuple[list[Any], Any]:
-        return pytree.tree_flatten((self.args, dict(self.kwargs)))
 
 
 @dataclass

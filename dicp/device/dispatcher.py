@@ -12,14 +12,16 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from threading import local
-from typing import Any
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
 from dicp.config import Config, DeviceSettings
+from dicp.device.call import Call, NotCompiled
 from dicp.device.cells import CELLS
-from dicp.device.compile import Call, CompiledOperator, NotCompiled, OperatorCompiler
+from dicp.device.hosted import host_target
 from dicp.device.output import say
 from dicp.device.patterns import Patterns
 from dicp.dynamo_bridge.decompose import decompositions
@@ -32,6 +34,9 @@ from dicp.torch_private import (
     schema_of,
     true_device,
 )
+
+if TYPE_CHECKING:
+    from dicp.device.compile import CompiledOperator, OperatorCompiler
 
 logger = logging.getLogger("dicp.device")
 
@@ -89,12 +94,8 @@ class RoadCounts:
 class Dispatcher:
     """The Python side of every operator: decides its path once, and installs the fast ones."""
 
-    def __init__(
-        self, native: Any, target: Target, config: Config, settings: DeviceSettings
-    ) -> None:
-        self.native, self.target, self.settings = native, target, settings
-        unasked = replace(config, eager_ops=(), native_ops=())  # the dispatcher sees to these lists
-        self.compiler = OperatorCompiler(target, unasked)
+    def __init__(self, native: Any, config: Config, settings: DeviceSettings) -> None:
+        self.native, self.config, self.settings = native, config, settings
         self.forced = Patterns("DIPU_FORCE_FALLBACK_OPS_LIST", settings.fallback)
         self.kept = Patterns("DIPU_KEEP_TORCHOP_DEFAULT_IMPL_OPS", settings.kept)
         self.observers: list[Observer] = []
@@ -103,6 +104,19 @@ class Dispatcher:
         self._functional: dict[OpOverload, Functional | None] = {}
         self._here = local()
         self.forced_changed: Callable[[Patterns], None] = lambda patterns: None
+
+    @cached_property
+    def target(self) -> Target:
+        """The target whose code runs on the device."""
+        return host_target()
+
+    @cached_property
+    def compiler(self) -> OperatorCompiler:
+        """The compiled operators. They need Dynamo, which takes seconds to import."""
+        from dicp.device.compile import OperatorCompiler
+
+        unasked = replace(self.config, eager_ops=(), native_ops=())  # which `run` looks up itself
+        return OperatorCompiler(self.target, unasked)
 
     # ---- entry ----------------------------------------------------------------------------------
 
@@ -214,7 +228,7 @@ class Dispatcher:
         signature = self.native.signature(schema.name, schema.overload_name, args, kwargs)
         given = bound(op, args, kwargs)
         outs = [given[name] for name in form.outs]
-        if outs:  # whose dtypes do not depend on whether a number is a tensor
+        if outs or _keep_dtypes(op, given):  # which are the same if a number is a tensor
             given = _with_tensors_for_numbers(op, given)
         inputs = inputs_of(form, given, outs)
         device = self.index_of(args, kwargs)
@@ -233,9 +247,10 @@ class Dispatcher:
                 signature = signature if out.numel() == 0 else None  # eager warns of the others
                 out.resize_(result.shape)
             out.copy_(result)
-        copied = any(a is not b for a, b in zip(_tensors(prepared), given_inputs, strict=False))
-        if signature is not None and not copied and self.native.host_addressable():
-            self._install(op, form, given, signature, compiled, given_inputs)
+        if signature is not None and self.native.host_addressable():
+            pairs = zip(_tensors(prepared), given_inputs, strict=False)
+            copied = [a is not b for a, b in pairs]
+            self._install(op, form, given, signature, compiled, given_inputs, copied)
         if form.fresh:
             return tuple(results[: form.fresh])
         if outs:
@@ -257,8 +272,12 @@ class Dispatcher:
         signature: bytes,
         compiled: CompiledOperator,
         given_inputs: Sequence[Any],
+        copied: Sequence[bool],
     ) -> None:
-        """Let the native part run calls of the same signature, if they are one native call."""
+        """Let the native part run calls of the same signature, if they are one native call.
+
+        `copied`: which inputs are contiguous copies of what was given.
+        """
         plan = None if form.fresh else compiled.native_call(given_inputs)
         if plan is None:
             return
@@ -281,7 +300,10 @@ class Dispatcher:
             outputs[number]["argument"] = order.index((name, 0))
         kept = {
             "run": plan.run, "launches": plan.launches, "count": plan.count, "table": plan.table,
-            "inputs": [{"slot": s, "argument": order.index(names[p])} for s, p in plan.inputs],
+            "inputs": [
+                {"slot": s, "argument": order.index(names[p]), "copied": copied[p]}
+                for s, p in plan.inputs
+            ],
             "workspace": plan.workspace[0], "parts": plan.workspace[1],
             "outputs": outputs, "aliases": plan.aliases,
             "results": compiled.form.in_place(plan.results, (-1, None)),
@@ -441,6 +463,25 @@ def _with_tensors_for_numbers(op: OpOverload, given: Mapping[str, Any]) -> dict[
             kind = torch.float64 if isinstance(value, float) else None
             changed[argument.name] = torch.tensor(value, dtype=kind)
     return changed
+
+
+_KINDS: Final = (bool, int, float, complex)
+"""Kinds of numbers, each of which the later ones promote."""
+
+
+def _keep_dtypes(op: OpOverload, given: Mapping[str, Any]) -> bool:
+    """Whether numbers given for tensors promote none of the tensors that have dimensions."""
+    values = [(value, _is_number_for_tensor(a, value)) for a in schema_of(op).arguments
+              for value in [given[a.name]]]  # fmt: skip
+    numbers = [_KINDS.index(type(value)) for value, is_number in values if is_number]
+    kinds = [_kind(v.dtype) for v, _ in values if isinstance(v, torch.Tensor) and v.dim() > 0]
+    return bool(numbers) and max(numbers) <= max(kinds, default=-1)
+
+
+def _kind(dtype: torch.dtype) -> int:
+    if dtype.is_complex or dtype.is_floating_point:
+        return _KINDS.index(complex if dtype.is_complex else float)
+    return _KINDS.index(bool if dtype == torch.bool else int)
 
 
 def _is_number_for_tensor(argument: Any, value: Any) -> bool:

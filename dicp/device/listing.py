@@ -20,7 +20,7 @@ class Row:
 
 def rows(made: Registered) -> list[Row]:
     """A row for each ATen operator that PyTorch does not take apart by itself."""
-    facts = sorted(str(d).removeprefix("torch.") for d in made.target.facts.dtypes)
+    facts = sorted(str(d).removeprefix("torch.") for d in made.dispatcher.target.facts.dtypes)
     of_target, every = ", ".join(facts), "all"
     found = []
     for op in overloads_of("aten"):

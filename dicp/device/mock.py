@@ -20,6 +20,7 @@ from dicp.device.dispatcher import DEVICE_TYPE
 from dicp.device.module import DipuModule, as_device
 from dicp.errors import DicpWarning
 from dicp.torch_private import (
+    AfterDynamo,
     FakeTensor,
     is_tracing,
     traced_device_attributes,
@@ -79,6 +80,7 @@ class Mock:
     def undo(self) -> None:
         """Put back everything that `apply` replaced."""
         self.native.mock(False)
+        self._waiting.cancel()
         self.module.answers_to.clear()
         for owner, name, value in reversed(self._before):
             if value is _MISSING:
@@ -148,9 +150,13 @@ class Mock:
         if self.shown:
             self._set(torch.Tensor, "device", property(_shown_device))
         as_seen = as_shown if self.shown else lambda place: place
-        traced, attributes = traced_device_attributes(as_seen, on_device)
-        for name, method in attributes.items():
-            self._set(traced, name, method)
+
+        def teach_dynamo() -> None:
+            traced, attributes = traced_device_attributes(as_seen, on_device)
+            for name, method in attributes.items():
+                self._set(traced, name, method)
+
+        self._waiting = AfterDynamo(teach_dynamo)
         self._set(torch, "Generator", _generator_class(torch.Generator))
         make = FakeTensor.__new__
 

@@ -17,13 +17,11 @@ from dicp.device import runtime_interface as interface
 from dicp.device.composite import ForcedComposites
 from dicp.device.dispatcher import DEVICE_TYPE, Dispatcher
 from dicp.device.distributed import register_backend
-from dicp.device.hosted import host_target
 from dicp.device.module import DipuModule, device
 from dicp.device.output import say
 from dicp.device.patterns import Patterns
 from dicp.device.tools import AutoCompare, Dump
 from dicp.errors import DeviceRegistrationError
-from dicp.target import Target
 from dicp.torch_private import privateuse1_name, register_device_module
 
 UNNAMED = "privateuseone"
@@ -38,7 +36,6 @@ class Registered:
     native: Any
     dispatcher: Dispatcher
     settings: DeviceSettings
-    target: Target
 
 
 def register(settings: DeviceSettings, config: Config) -> Registered:
@@ -55,13 +52,12 @@ def register(settings: DeviceSettings, config: Config) -> Registered:
         )
     runtime, path = _runtime(settings, config)
     addresses = interface.addresses(runtime, path)
-    target = host_target()
     torch.utils.rename_privateuse1_backend(DEVICE_TYPE)
     torch.utils.generate_methods_for_privateuse1_backend(for_storage=True)
     native = build.load_module(config)
     algorithms = settings.algorithm, settings.host_algorithm
     native.start(addresses, *algorithms, settings.max_split_mb << 20, settings.collect_above)
-    dispatcher = Dispatcher(native, target, config, settings)
+    dispatcher = Dispatcher(native, config, settings)
     module = DipuModule(native, dispatcher, settings)
     device.__vendor__ = settings.vendor if _is_vendor(settings.vendor) else SIMULATED
     register_device_module(DEVICE_TYPE, module)
@@ -75,7 +71,7 @@ def register(settings: DeviceSettings, config: Config) -> Registered:
     if torch.distributed.is_available():
         register_backend(native)
     os.register_at_fork(after_in_child=module.mark_forked)
-    made = Registered(module, native, dispatcher, settings, target)
+    made = Registered(module, native, dispatcher, settings)
     native.hold((runtime, library))
     atexit.register(_at_exit, made)
     return made

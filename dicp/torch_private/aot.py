@@ -16,6 +16,7 @@ from torch._functorch.aot_autograd import (
     create_aot_state,
     prepare_aot_module_simplified,
 )
+from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._inductor.output_code import OutputCode
 from torch._inductor.utils import BoxedBool
 from torch._logging._internal import log_state, trace_log

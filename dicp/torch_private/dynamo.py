@@ -20,8 +20,6 @@ from torch._dynamo.backends import registry as backend_registry
 from torch._dynamo.exc import TorchDynamoException
 from torch._dynamo.utils import GmWrapper, flatten_graph_inputs, get_metrics_context
 from torch._dynamo.utils import counters as dynamo_counters
-from torch._dynamo.variables import TensorVariable
-from torch._dynamo.variables.base import VariableTracker
 from torch.utils import _pytree as pytree
 
 disable_compiled_autograd = compiled_autograd._disable
@@ -53,23 +51,6 @@ def shorten_compilations() -> None:
     """
     dynamo_config.run_gc_after_compile = False
     dynamo_guards.profile_guard_manager = lambda *_: 0.0
-
-
-def traced_device_attributes(
-    shown: Callable[[torch.device], torch.device], moved: Callable[[torch.device], bool]
-) -> tuple[type, dict[str, Callable[..., Any]]]:
-    """Dynamo's class of traced tensors, and its methods that answer `.device` and `.is_cuda`.
-
-    The device is `shown(device)`, and `is_cuda` is `moved(device)`.
-    """
-
-    def device(self: TensorVariable, tx: Any) -> VariableTracker | None:
-        return None if self.device is None else VariableTracker.build(tx, shown(self.device))
-
-    def is_cuda(self: TensorVariable, tx: Any) -> VariableTracker | None:
-        return None if self.device is None else VariableTracker.build(tx, moved(self.device))
-
-    return TensorVariable, {"method_attr_device": device, "method_attr_is_cuda": is_cuda}
 
 
 def original_module(module: Any) -> Any:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+
 from torch import fx
-from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils.checkpoint import CheckpointPolicy
 
@@ -34,3 +35,9 @@ def traced_from(node: fx.Node) -> OpOverload | None:
     """The operator that was decomposed into `node` and others; the node's own if none was."""
     original = node.meta.get("original_aten")
     return original if isinstance(original, OpOverload) else None
+
+
+def is_tracing_error(error: Exception) -> bool:
+    """Whether Dynamo raised it; where nothing has imported Dynamo, it did not."""
+    module = sys.modules.get("torch._dynamo.exc")
+    return module is not None and isinstance(error, module.TorchDynamoException)

@@ -83,3 +83,30 @@ def test_compiler_flags_may_leave_out_what_it_multiplies_by(tmp_path: Path) -> N
     given = images(*image), leaf(*filters, dtype=HALF)
     flags = Config(cache_dir=tmp_path, cxx_flags=("-mno-avx512bf16",))
     assert "dicp_nhwc_bf16" in check(tmp_path, convolved(options), *given, config=flags)
+
+
+STRIDED = {
+    "a stride": ((2, 40, 9, 9), (70, 40, 1, 1), {"stride": 2}),
+    "strides that differ": ((1, 64, 7, 10), (33, 64, 1, 1), {"stride": (3, 2)}),
+    "one axis": ((2, 33, 4, 12), (48, 33, 1, 1), {"stride": (1, 5)}),
+    "dilation, which has no effect": ((1, 32, 8, 8), (16, 32, 1, 1), {"stride": 2, "dilation": 3}),
+}
+
+
+@pytest.mark.parametrize("what", STRIDED)
+def test_pixels_at_strides_are_rows_of_a_product(tmp_path: Path, what: str) -> None:
+    image, filters, options = STRIDED[what]
+    for bias in (leaf(filters[0], dtype=HALF), None):
+        given = images(*image), leaf(*filters, dtype=HALF), bias
+        steps = check(tmp_path, convolved(options), *given)
+        assert any(step.startswith("dicp_product") for step in steps), steps
+
+
+def test_filters_that_lie_as_the_kernel_reads_them_are_not_copied(tmp_path: Path) -> None:
+    """A copy of filters to channels last, for the library, is not copied back."""
+
+    def convolve(x: Tensor, w: Tensor) -> Tensor:
+        return F.conv2d(x, w.clone(memory_format=torch.channels_last), padding=1)
+
+    given = images(1, 64, 6, 6), leaf(32, 64, 3, 3, dtype=HALF)
+    assert check(tmp_path, convolve, *(x.detach() for x in given)) == ["dicp_nhwc_bf16"]

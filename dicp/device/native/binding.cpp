@@ -192,6 +192,7 @@ PlannedTensor planned(const py::dict& from) {
   PlannedTensor to;
   to.slot = py::cast<int>(from["slot"]);
   to.argument = py::cast<int>(from["argument"]);
+  if (from.contains("copied")) to.copied = py::cast<bool>(from["copied"]);
   if (from.contains("sizes")) {
     to.sizes = py::cast<std::vector<int64_t>>(from["sizes"]);
     to.strides = py::cast<std::vector<int64_t>>(from["strides"]);

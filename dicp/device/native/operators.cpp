@@ -387,6 +387,14 @@ at::Tensor fresh(const PlannedTensor& output) {
                                            kDeviceKeys, output.dtype);
 }
 
+// A contiguous copy. It may be freed once the kernels that read it are in the queue.
+at::Tensor without_gaps(const at::Tensor& tensor) {
+  at::Tensor made = at::detail::empty_generic(tensor.sizes(), device_allocator(), kDeviceKeys,
+                                              tensor.scalar_type(), std::nullopt);
+  copy_from(tensor, made, false);
+  return made;
+}
+
 struct Task {
   std::shared_ptr<Plan> plan;
   std::vector<at::Tensor> numbers;  // host tensors: a queued kernel reads them later
@@ -433,14 +441,13 @@ bool run_plan(const std::shared_ptr<Plan>& plan, const c10::OperatorHandle& op,
               torch::jit::Stack* stack) {
   const size_t first = stack->size() - op.schema().arguments().size();
   const auto tensors = tensors_of(*stack, first);
-  const auto ours = std::find_if(tensors.begin(), tensors.end(),
-                                 [](const at::Tensor* one) { return on_this_kind(*one); });
-  if (ours == tensors.end()) return false;
-  const int device = (*ours)->device().index();
+  const int device = device_of(*stack, first);
+  const c10::DeviceGuard here({kType, c10::DeviceIndex(device)});
   auto task = std::make_unique<Task>();
   task->plan = plan;
   task->table = plan->table;
   task->device = device;
+  c10::SmallVector<at::Tensor, 4> copies;
   c10::SmallVector<bool, 4> aside(plan->outputs.size(), false);  // written over what is read
   for (const auto& input : plan->inputs) {
     const auto& tensor = *tensors[size_t(input.argument)];
@@ -455,7 +462,8 @@ bool run_plan(const std::shared_ptr<Plan>& plan, const c10::OperatorHandle& op,
     } else {
       task->numbers.push_back(tensor);
     }
-    task->table[size_t(input.slot)] = tensor.data_ptr();
+    if (input.copied) copies.push_back(without_gaps(tensor));
+    task->table[size_t(input.slot)] = (input.copied ? copies.back() : tensor).data_ptr();
   }
   std::vector<at::Tensor> outputs, computed;
   for (size_t k = 0; k < plan->outputs.size(); ++k) {
@@ -725,6 +733,20 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("_copy_from_and_resize", &copy_and_resize);
   m.impl("record_stream", &record_stream);
   m.impl("_has_compatible_shallow_copy_type", &has_compatible_type);
+}
+
+namespace {
+
+void no_sparse(const c10::OperatorHandle& op, torch::jit::Stack*) {
+  TORCH_CHECK_NOT_IMPLEMENTED(false, short_name(op.schema().name()),
+                              ": the device has no sparse tensors; keep them on the CPU, or make "
+                              "dense ones (Embedding(sparse=False), Tensor.to_dense())");
+}
+
+}  // namespace
+
+TORCH_LIBRARY_IMPL(_, SparsePrivateUse1, m) {
+  m.fallback(torch::CppFunction::makeFromBoxedFunction<&no_sparse>());
 }
 
 // Copies resolve conjugates and negatives themselves: PyTorch would resolve them by a copy.

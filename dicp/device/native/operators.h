@@ -53,6 +53,7 @@ int device_of(const torch::jit::Stack& stack, size_t first);
 struct PlannedTensor {
   int slot = 0;
   int argument = -1;  // its position among the call's tensors, lists included; -1: a fresh result
+  bool copied = false;  // an input whose memory has gaps: the kernels read a contiguous copy
   std::vector<int64_t> sizes, strides;
   at::ScalarType dtype = at::kFloat;
 };

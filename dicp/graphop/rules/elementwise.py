@@ -324,10 +324,12 @@ def _add_combined(g: Ops, kind: str, x: Value, a: Value, b: Value, value: Any) -
     return g.cast(g.op(kind, *operands), g.dtype)
 
 
-@rule(prims.fma.default)
 def fma(g: Ops, x: Operand, y: Operand, z: Operand) -> Value:
     one = g.number(1, g.dtype)
     return g.op("Addcmul", *(g.as_type(v, g.dtype) for v in (z, x, y)), one)
+
+
+RULES.add_named("prims::fma", fma)  # Dynamo registers it
 
 
 @rule(aten.lerp.Scalar, aten.lerp.Tensor)

@@ -316,27 +316,53 @@ class GraphBuilder:
 
     def realize(self, value: Value, strides: Sequence[Size] | None = None) -> Ref:
         """A Ref in memory holding `value`, with exactly `strides` where given."""
+        if value.ref.opaque:
+            return value.ref
+        found = self._in_memory(value, strides)
+        if found is not None:
+            return found
         shape = value.shape
-        ref = value.ref
-        if ref.opaque:
-            return ref
-        flat = flatten(value.coords, ref.strides, 0) if ref.strides or not ref.shape else None
-        if flat is not None and flat.is_affine:
-            own = tuple(flat.coefficient(Var(i, s)) if s != 1 else 1 for i, s in enumerate(shape))
-            if strides is None or same_layout(shape, own, tuple(strides)):
-                self._force(ref)
-                # Libraries tell layouts apart by the strides of axes of size 1, too.
-                asked = ref.strides if strides is None else tuple(strides)
-                same = shape == ref.shape and same_layout(shape, own, ref.strides)
-                if same and flat.const == 0 and asked == ref.strides:
-                    return ref
-                exact = tuple(strides) if strides is not None else tidy(shape, own)
-                return Ref(self._name("v"), shape, ref.dtype, exact, "alias", flat.const, base=ref)
         if strides is None or not is_injective(shape, tuple(strides)):
             strides = contiguous_strides(shape)
         out = self.pointwise(shape, value.dtype, value.at, strides)
         self._force(out.ref)
         return out.ref
+
+    def realize_to_read(self, value: Value, strides: Sequence[Size]) -> Ref:
+        """The same for a call that only reads: the original of a copy where it has `strides`."""
+        found, original = self._in_memory(value, strides), self._before_copy(value)
+        if found is None and original is not None:
+            found = self._in_memory(original, strides)
+        return self.realize(value, strides) if found is None else found
+
+    def _in_memory(self, value: Value, strides: Sequence[Size] | None) -> Ref | None:
+        """A Ref of the elements where they lie; None if they have other strides, or none."""
+        shape, ref = value.shape, value.ref
+        flat = flatten(value.coords, ref.strides, 0) if ref.strides or not ref.shape else None
+        if flat is None or not flat.is_affine:
+            return None
+        own = tuple(flat.coefficient(Var(i, s)) if s != 1 else 1 for i, s in enumerate(shape))
+        if strides is not None and not same_layout(shape, own, tuple(strides)):
+            return None
+        self._force(ref)
+        # Libraries tell layouts apart by the strides of axes of size 1, too.
+        asked = ref.strides if strides is None else tuple(strides)
+        same = shape == ref.shape and same_layout(shape, own, ref.strides)
+        if same and flat.const == 0 and asked == ref.strides:
+            return ref
+        exact = tuple(strides) if strides is not None else tidy(shape, own)
+        return Ref(self._name("v"), shape, ref.dtype, exact, "alias", flat.const, base=ref)
+
+    def _before_copy(self, value: Value) -> Value | None:
+        """The same elements in the tensor that `value`'s is a copy of, where that is unchanged."""
+        copy = value.ref.producer
+        if not isinstance(copy, Compute) or copy.kind != "pointwise":
+            return None
+        body = copy.body
+        if not isinstance(body, ir.Load) or body.ref.root in self._written:
+            return None
+        source = Value(body.ref, value.ref.shape, body.coords)
+        return Value(body.ref, value.shape, source.place(value.coords))
 
     def _force(self, ref: Ref) -> None:
         if isinstance(ref.root.producer, Compute):

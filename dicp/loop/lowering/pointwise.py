@@ -467,10 +467,12 @@ def addcmul(lw: Lowering, x: Value, a: Any, b: Any, *, value: Any = 1) -> Value:
     return elementwise(lw, (x, a, b), lambda x, a, b: x + _scaled(lw, a, value) * b)
 
 
-@rule(torch.ops.prims.fma.default)
 def fma(lw: Lowering, a: Any, b: Any, c: Any) -> Value:
     """Dynamo emits it for `addcmul_` and `addcdiv_` if `value` is a number that it traces."""
     return elementwise(lw, (a, b, c), lambda a, b, c: apply("fma", a.dtype, a, b, c))
+
+
+POINTWISE.add_named("prims::fma", fma)  # Dynamo registers it
 
 
 @rule(aten.addcdiv)

@@ -101,6 +101,19 @@ class Options:
         single = all(axis[:2] == (1, 1) for axis in axes)
         return single and x.shape[0] != 1 and self.by_pixel(x, axes)
 
+    def reads_few_pixels(self, x: Shaped, axes: Sequence[Axis]) -> bool:
+        """Whether filters are 1x1, with strides, and the result has few pixels.
+
+        Measured from 256 to 1024 channels: 0.35 to 0.86 of the library's time with up to 256
+        pixels, 0.99 to 1.05 with 784 and 1024 of them, 1.2 with more.
+        """
+        images, channels = x.shape[:2]
+        if len(x.shape) != 4 or self.groups != 1 or not patchify.reads_pixels(axes):
+            return False
+        if not (isinstance(images, int) and isinstance(channels, int)):
+            return False
+        return images * axes[0][1] * axes[1][1] <= NHWC_PIXELS and channels >= MIN_CHANNELS  # type: ignore[operator]
+
     def in_patches(self, x: Shaped, axes: Sequence[Axis]) -> bool:
         return len(x.shape) == 4 and self.groups == 1 and patchify.fit(axes)
 
@@ -124,7 +137,7 @@ def result(
             return "im2col"
         if _is_better(w, out, axes):
             return "product" if how.by_pixel(x, axes) else "convolution"
-    if last and how.in_patches(x, axes):
+    if last and (how.in_patches(x, axes) or how.reads_few_pixels(x, axes)):
         return "patchify"
     return "nhwc" if last and _is_by_nhwc(how, x, w, out) else None
 

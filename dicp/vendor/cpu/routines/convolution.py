@@ -179,7 +179,7 @@ def _convolved(
     name: str = "dicp_convolution",
 ) -> Value:
     image, sizes = _problem(lw, x, w, axes, groups, out, skips)
-    refs = [image, lw.realize(w, contiguous_strides(w.shape))]
+    refs = [image, lw.realize_to_read(w, contiguous_strides(w.shape))]
     if bias is not None:
         name, refs = f"{name}_biased", [*refs, rows_of(lw, bias)]
     return call(lw, name, refs, (out,), sizes)[0]
@@ -189,7 +189,7 @@ def _by_nhwc(
     lw: Lowering, x: Value, w: Value, bias: Value | None, out: Ref, axes: Sequence[Axis]
 ) -> Value:
     """Channels-last images and result; the filters are packed as they lie."""
-    refs = [_channels_last(lw, x), lw.realize(w, contiguous_strides(w.shape))]
+    refs = [_channels_last(lw, x), lw.realize_to_read(w, contiguous_strides(w.shape))]
     name = "dicp_nhwc"
     if bias is not None:
         name, refs = f"{name}_biased", [*refs, rows_of(lw, bias)]
@@ -258,7 +258,7 @@ def _images_gradient(
     kind, axes = choice.images_gradient(how, x, w, grad.shape), how.axes(x, w, grad.shape)
     if kind == "im2col":
         grad_output, sizes = _problem(lw, grad, w, axes, how.groups, images, skips=True)
-        weights = lw.realize(w, contiguous_strides(w.shape))
+        weights = lw.realize_to_read(w, contiguous_strides(w.shape))
         return call(lw, "dicp_im2col_images", (grad_output, weights), (images,), sizes)[0]
     if kind == "product":
         filters = lw.permute(lw.reshape(w, w.shape[:2]), [1, 0])

@@ -105,7 +105,7 @@ def _sizes(images: Ref, axes: Sequence[Axis]) -> list[Any]:
 
 
 def _filters(lw: Lowering, w: Value) -> Ref:
-    return lw.realize(w, contiguous_strides(w.shape))
+    return lw.realize_to_read(w, contiguous_strides(w.shape))
 
 
 def _channels_last(lw: Lowering, x: Value) -> Ref:

@@ -28,10 +28,28 @@ def _is_cut(axis: Axis) -> bool:
     return known and taps == stride and padding == 0 and dilation == 1 and size == out * taps
 
 
+def reads_pixels(axes: Sequence[Axis]) -> bool:
+    """Whether filters are 1x1, without padding, and all sizes are known."""
+    known = all(isinstance(n, int) for axis in axes for n in axis)
+    return known and all((axis[2], axis[4]) == (1, 0) for axis in axes)
+
+
+def pixels_read(lw: Lowering, x: Value, axes: Sequence[Axis]) -> tuple[Value, list[Axis]]:
+    """The pixels that 1x1 filters read, and their axes at stride 1; others as they are."""
+    if not reads_pixels(axes):
+        return x, list(axes)
+    high, wide = axes
+    shape = (*x.shape[:2], high[1], wide[1])
+    steps = (1, 1, high[3], wide[3])
+    read = lw.view(x, shape, lambda idx: [i * step for i, step in zip(idx, steps, strict=True)])
+    return read, [(axis[1], axis[1], 1, 1, 0, 1) for axis in axes]
+
+
 def convolved(
     lw: Lowering, x: Value, w: Value, bias: Value | None, out: Ref, axes: Sequence[Axis]
 ) -> Value:
     """The convolution as a product: a row of the left operand for each patch."""
+    x, axes = pixels_read(lw, x, axes)
     filters = lw.permute(_filters(lw, w), [1, 0])
     refs = [lw.realize(_patchified(lw, x, axes)), lw.realize(filters)]
     counts = (1, _count(x, axes), w.shape[0], filters.shape[0])

@@ -1,0 +1,29 @@
+"""A call of an operator, and the error of one that is not compiled."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from dicp.torch_private import OpOverload, pytree
+
+
+class NotCompiled(Exception):
+    """The target does not compile this operator, or not with these arguments; the text says why."""
+
+
+@dataclass(frozen=True)
+class Call:
+    """A functional operator, and the arguments of one call of it on host tensors."""
+
+    op: OpOverload
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    dtypes: tuple[torch.dtype | None, ...] = ()
+    """The dtypes of given results, to which what the operator returns is converted."""
+
+    def leaves(self) -> tuple[list[Any], Any]:
+        return pytree.tree_flatten((self.args, dict(self.kwargs)))
