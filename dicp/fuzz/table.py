@@ -26,7 +26,6 @@ from dicp.fuzz.shape_rows import (
 )
 
 UNDRAWN = {
-    "fma": "PyTorch's decompositions alone write it, in the gradient of softmax",
     "_ctc_loss": "PyTorch's front end refuses it in one graph: its shape depends on data",
     "_ctc_loss_backward": "as for its forward",
     "_efficientzerotensor": "PyTorch writes it for gradients that are zero, which it mostly omits",
@@ -48,7 +47,21 @@ UNDRAWN = {
         ),
         "a GPU's tensors alone reach it; on the CPU attention is drawn as another operator",
     ),
-}
+    **dict.fromkeys(
+        (
+            "_fft_c2c", "_fft_c2r", "_fft_r2c",
+            "_linalg_det", "_linalg_eigh", "_linalg_slogdet", "_linalg_solve_ex", "_linalg_svd",
+            "cholesky_inverse", "cholesky_solve", "geqrf", "linalg_cholesky_ex", "linalg_eig",
+            "linalg_householder_product", "linalg_inv_ex", "linalg_ldl_factor_ex",
+            "linalg_ldl_solve", "linalg_lstsq", "linalg_lu", "linalg_lu_factor_ex",
+            "linalg_lu_solve", "linalg_matrix_exp", "linalg_qr", "linalg_solve_triangular",
+            "ormqr", "triangular_solve", "special_spherical_bessel_j0",
+            "fake_quantize_per_tensor_affine_cachemask", "_assert_async",
+            "view_as_complex", "view_as_real",
+        ),
+        "PyTorch's own kernels compute it for every target, as for eager",
+    ),
+}  # fmt: skip
 """Operators with a lowering rule that no row reaches, with the reason."""
 
 ROWS: tuple[Row, ...] = (

@@ -75,8 +75,10 @@ NOT_TRACED = {
     aten._upsample_bicubic2d_aa_backward.default, aten.upsample_nearest1d_backward.default,
     aten.upsample_nearest3d_backward.default, aten._upsample_nearest_exact1d_backward.default,
     aten._upsample_nearest_exact3d_backward.default, aten.rand.generator, aten.randn.generator,
+    aten.linalg_lstsq.default,
 }  # fmt: skip
-"""Operators whose shape functions in PyTorch take no symbolic sizes."""
+"""Operators whose shape functions in PyTorch take no symbolic sizes, or whose shapes depend on
+data."""
 
 
 def resampled(op, tensor, rank, more):
@@ -124,6 +126,11 @@ ROWS = [
     *[Row(op, lambda n, i: (i, n), INTS) for op in (aten.bitwise_and.Scalar_Tensor,
             aten.bitwise_or.Scalar_Tensor, aten.bitwise_xor.Scalar_Tensor)],
     Row(aten.remainder.Scalar_Tensor, lambda x, c: (c, x), NUMBERS),
+    Row(aten.fake_quantize_per_tensor_affine_cachemask.default, lambda x, c: (x, c, 1, -8, 7),
+            POSITIVE),
+    Row(aten._fft_c2c.default, lambda x, d: (torch.complex(x, x), [d], 0, True), [(0,), (1,)]),
+    Row(aten._fft_c2r.default, lambda x, size: (torch.complex(x, x), [1], 2, size),
+            [(12,), (13,), (7,)]),
     *[Row(op, lambda q, i: (i, q), INTS) for op in (aten.bitwise_left_shift.Scalar_Tensor,
             aten.bitwise_right_shift.Scalar_Tensor)],
     Row(aten.pow.Scalar, lambda x, c: (c, x), [(2,), (3,), (0,), (2.5,), (0.5,)]),

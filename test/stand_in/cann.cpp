@@ -2,6 +2,7 @@
 // work waits until somebody synchronizes. Device memory is the host's; models run in Python.
 //
 // It fails as ACL does, with ACL's statuses, and counts what is alive.
+#include <atomic>
 #include <cstdlib>
 #include <cstring>
 #include <map>
@@ -49,7 +50,7 @@ std::set<Stream*> streams;
 std::map<uint32_t, Loaded> models;
 std::map<std::string, int> failures;  // by call: the status of the next one
 std::map<std::string, int> calls;
-int objects = 0;
+std::atomic<int> objects = 0;  // of several threads
 uint32_t next_model = 100;
 thread_local int32_t current = -1;
 thread_local std::string words;
