@@ -56,7 +56,13 @@ def register(settings: DeviceSettings, config: Config) -> Registered:
     torch.utils.generate_methods_for_privateuse1_backend(for_storage=True)
     native = build.load_module(config)
     algorithms = settings.algorithm, settings.host_algorithm
-    native.start(addresses, *algorithms, settings.max_split_mb << 20, settings.collect_above)
+    limits = settings.max_split_mb << 20, settings.collect_above
+    try:
+        native.start(addresses, settings.visible, *algorithms, *limits)
+    except ValueError as error:
+        raise DeviceRegistrationError(
+            f"DIPU_VISIBLE_DEVICES: {error}", f"Name devices that {path} has."
+        ) from None
     dispatcher = Dispatcher(native, config, settings)
     module = DipuModule(native, dispatcher, settings)
     device.__vendor__ = settings.vendor if _is_vendor(settings.vendor) else SIMULATED
@@ -94,9 +100,8 @@ def _runtime(settings: DeviceSettings, config: Config) -> tuple[Any, str]:
     if _is_vendor(settings.vendor):
         return interface.load_vendor(settings.vendor)
     library = build.load_simulator(config)
-    visible = settings.visible
-    count = settings.simulated if visible is None else len(visible)
-    library.dicp_simulator_devices(count)
+    named = max(settings.visible or (), default=-1) + 1
+    library.dicp_simulator_devices(max(settings.simulated, named))
     return library, "the simulated chip"
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 pytestmark = pytest.mark.sweep
 
@@ -586,6 +587,16 @@ address = pinned.data_ptr()
 del pinned
 again = torch.ones(900).pin_memory()
 print("REUSED", again.data_ptr() == address, again.is_pinned())
+
+# each operator's path and dtypes
+from typer.testing import CliRunner
+from dicp.cli import app
+printed = CliRunner().invoke(app, ["device", "ops"]).output
+rows = [line.replace("│", " ").split() for line in printed.splitlines()]
+paths = {row[0]: row[1:] for row in rows if row}
+for operator, path in ("add.Tensor", "compiled"), ("nonzero", "cpu"), ("mm", "library"):
+    assert path in paths[operator], (operator, paths[operator])
+print("LISTED")
 """
 
 
@@ -602,7 +613,7 @@ def test_settings(run: Any) -> None:
     assert lines.count("DIPU_SYNC_EXEC_MODE: every operator is waited for") == 1
     assert len([line for line in lines if "]:add.out" in line]) == 1, lines
     assert done.stderr.count("linalg_qr.out runs on the CPU") == 2, done.stderr
-    assert lines[-1] == "REUSED True True"
+    assert lines[-2] == "REUSED True True" and lines[-1] == "LISTED"
 
 
 PROFILED = """
@@ -754,23 +765,76 @@ print("all well")
 """
 
 
-def test_vendor_runtime(run: Any, tmp_path: Path) -> None:
-    """A vendor's runtime by entry point: the template, whose memory the host does not address."""
-    info = tmp_path / "droplet-1.0.dist-info"
+def _vendor(folder: Path, runtime: str) -> None:
+    """An installed package whose runtime is the class of this text."""
+    info = folder / "droplet-1.0.dist-info"
     info.mkdir()
     info.joinpath("METADATA").write_text("Metadata-Version: 2.1\nName: droplet\nVersion: 1.0\n")
     info.joinpath("entry_points.txt").write_text("[dicp.devices]\ndroplet = droplet:library\n")
-    tmp_path.joinpath("droplet.py").write_text(
+    folder.joinpath("droplet.py").write_text(
         "from dicp.device.runtime_template import HostRuntime\n"
-        "runtime = HostRuntime('droplet')\n"
+        f"{runtime}\n"
+        "runtime = Runtime('droplet')\n"
         "def library():\n    return runtime.library()\n"
     )
+
+
+def test_vendor_runtime(run: Any, tmp_path: Path) -> None:
+    """A vendor's runtime by entry point: the template, whose memory the host does not address."""
+    _vendor(tmp_path, "Runtime = HostRuntime")
     done = run(VENDOR, PYTHONPATH=str(tmp_path), DIPU_DEVICE="droplet", DIPU_MOCK_CUDA="0")
     assert done.stdout.splitlines()[-1] == "all well"
 
 
+THREE_DEVICES = """
+from dicp.device.runtime_template import Properties
+class Runtime(HostRuntime):
+    places = {}
+    def device_count(self, count):
+        count[0] = 3
+    def set_device(self, device):
+        assert 0 <= device < 3
+    def device_properties(self, device, properties):
+        super().device_properties(device, properties)
+        Properties.from_address(properties).name = f"droplet {device}".encode()
+    def malloc(self, device, size, address):
+        super().malloc(device, size, address)
+        self.places[address[0]] = device
+    def address_device(self, address, device):
+        device[0] = self.places.get(address, -1)
+    def copy_between(self, to_device, to, from_device, source, size, stream):
+        print("COPIED", from_device, to_device, flush=True)
+        self.copy_on_device(to_device, to, source, size, stream)
+"""
+VISIBLE = """
+import torch, torch_dipu
+from torch_dipu import dipu
+assert [dipu.get_device_name(k) for k in range(dipu.device_count())] == ["droplet 2", "droplet 0"]
+x = torch.arange(6.0, device="dipu:1")
+assert x.device == torch.device("dipu:1") and (x + 1).device == x.device
+y = x.to("dipu:0")
+assert torch.equal(y.cpu(), torch.arange(6.0))
+import droplet
+places = droplet.runtime.places
+assert places[x.data_ptr()] == 0 and places[y.data_ptr()] == 2, places
+dipu.synchronize(1)
+print("all well")
+"""
+
+
+def test_visible_devices_of_a_vendor(run: Any, tmp_path: Path) -> None:
+    """DIPU_VISIBLE_DEVICES renumbers the devices of any runtime."""
+    _vendor(tmp_path, THREE_DEVICES)
+    given = {"PYTHONPATH": str(tmp_path), "DIPU_DEVICE": "droplet", "DIPU_MOCK_CUDA": "0"}
+    lines = run(VISIBLE, DIPU_VISIBLE_DEVICES="2,0", **given).stdout.splitlines()
+    assert lines[-1] == "all well" and "COPIED 0 2" in lines, lines
+    done = run(VISIBLE, ok=False, DIPU_VISIBLE_DEVICES="0,3", **given)
+    assert "DIPU_VISIBLE_DEVICES: device 3 is to be visible, but the runtime has 3" in done.stderr
+
+
 def test_runtime_check(tmp_path: Path) -> None:
     """The simulated chip and the template pass; a library that lacks functions is told so."""
+    from dicp.cli import app
     from dicp.device.runtime_check import check_library, check_runtime
     from dicp.device.runtime_template import HostRuntime
 
@@ -780,6 +844,8 @@ def test_runtime_check(tmp_path: Path) -> None:
     subprocess.run([*command, str(source)], check=True)
     findings = check_library(library)
     assert len(findings) == 7 and [f for f in findings if not f.ok] == []
+    printed = CliRunner().invoke(app, ["device", "check", str(library)])
+    assert printed.exit_code == 0 and printed.output.count("ok ") == 7, printed.output
     runtime = HostRuntime()
     functions = runtime.library()
     assert [f for f in check_runtime(functions) if not f.ok] == []
@@ -789,3 +855,5 @@ def test_runtime_check(tmp_path: Path) -> None:
     broken.write_text(text.replace('#include "runtime.h"', f'#include "{source.parent}/runtime.h"'))
     subprocess.run([*command[:-1], str(tmp_path / "libbroken.so"), str(broken)], check=True)
     assert [f.name for f in check_library(tmp_path / "libbroken.so")] == ["dicp_rt_fill"]
+    printed = CliRunner().invoke(app, ["device", "check", str(tmp_path / "libbroken.so")])
+    assert printed.exit_code == 1 and "FAILED  dicp_rt_fill" in printed.output, printed.output

@@ -467,13 +467,14 @@ struct HostMemory {
 }  // namespace
 
 PYBIND11_MODULE(dicp_device_native, m) {
-  m.def("start", [](const std::vector<int64_t>& addresses, const std::string& algorithm,
+  m.def("start", [](const std::vector<int64_t>& addresses,
+                    const std::optional<std::vector<int>>& visible, const std::string& algorithm,
                     const std::string& host, size_t max_split, double collect_above) {
     Options options;
     options.algorithm = algorithm_named(algorithm);
     if (max_split > 0) options.max_split = max_split;
     options.collect_above = collect_above;
-    start(addresses, options, algorithm_named(host));
+    start(addresses, visible, options, algorithm_named(host));
   });
   m.def("stop_using", &stop_using);
   m.def("mock", [](bool on) {

@@ -13,6 +13,8 @@
 #include <sstream>
 #include <unordered_map>
 
+#include "visible.h"
+
 namespace dicp {
 
 namespace {
@@ -415,7 +417,8 @@ bool started() { return state().running; }
 
 void stop_using(const std::string& why) { state().stopped = why; }
 
-void start(const std::vector<int64_t>& addresses, Options options, Algorithm host) {
+void start(const std::vector<int64_t>& addresses, const std::optional<std::vector<int>>& visible,
+           Options options, Algorithm host) {
   TORCH_CHECK(!started(), "the device is registered already");
   auto& table = runtime();
   size_t next = 0;
@@ -423,6 +426,7 @@ void start(const std::vector<int64_t>& addresses, Options options, Algorithm hos
   table.name = reinterpret_cast<decltype(table.name)>(addresses.at(next++));
   DICP_RUNTIME(DICP_SET)
 #undef DICP_SET
+  if (visible) table = renumbered(table, *visible);
   auto& s = state();
   check(table.device_count(&s.devices), "counting devices");
   s.host_pool = std::make_unique<Pool>(kHostMemory, Options{host});

@@ -4,6 +4,7 @@
 #include <c10/core/Allocator.h>
 #include <c10/core/Stream.h>
 
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -15,7 +16,9 @@ constexpr auto kType = c10::DeviceType::PrivateUse1;
 
 // Raises the error of the last failed call of the runtime, if `status` says that it failed.
 void check(int status, const char* action);
-void start(const std::vector<int64_t>& addresses, Options options, Algorithm host);
+// `visible`: the runtime's numbers of the devices in use; all are without it.
+void start(const std::vector<int64_t>& addresses, const std::optional<std::vector<int>>& visible,
+           Options options, Algorithm host);
 bool started();
 void stop_using(const std::string& why);  // every later use of the device raises `why`
 int device_count();
