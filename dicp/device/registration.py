@@ -5,9 +5,10 @@ from __future__ import annotations
 import atexit
 import os
 import sys
+import time
 import traceback
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import torch
 
@@ -25,6 +26,8 @@ from dicp.errors import DeviceRegistrationError
 from dicp.torch_private import privateuse1_name, register_device_module
 
 UNNAMED = "privateuseone"
+LAST_DROPS: Final = 0.02
+"""Seconds that other threads have at exit to drop Python objects."""
 SIMULATED = "simulated"
 
 
@@ -127,6 +130,9 @@ def _at_exit(made: Registered) -> None:
         return
     if settings.memory_check:
         _report_leaks(made)
+    # A thread of autograd may still drop the Python exception of a failed backward. Once the
+    # interpreter ends, waiting for its lock would end the process by std::terminate.
+    time.sleep(LAST_DROPS)
     made.dispatcher.close()
     native.close()
 

@@ -182,7 +182,7 @@ def hanging(folder: Path) -> tuple[str, Path]:
 
 
 def gone(log: Path) -> bool:
-    return any(not alive(log) or time.sleep(0.05) for _ in range(40))
+    return any(not alive(log, 0) or time.sleep(0.05) for _ in range(40))
 
 
 @pytest.mark.usefixtures("interruptible")
@@ -236,7 +236,7 @@ def test_a_tool_may_leave_a_server_running(tmp_path: Path) -> None:
     server = script(tmp_path / "server", f"sleep 60 &\necho $! > {log}; echo done")
     began = time.perf_counter()
     assert run_tool([server], tmp_path, 30) == host.Result(0, "done\n")
-    assert time.perf_counter() - began < 5 and len(alive(log)) == 1
+    assert time.perf_counter() - began < 5 and len(alive(log, 0)) == 1
     os.kill(int(log.read_text()), signal.SIGKILL)
 
 
