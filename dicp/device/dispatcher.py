@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from threading import local
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -465,23 +465,15 @@ def _with_tensors_for_numbers(op: OpOverload, given: Mapping[str, Any]) -> dict[
     return changed
 
 
-_KINDS: Final = (bool, int, float, complex)
-"""Kinds of numbers, each of which the later ones promote."""
-
-
 def _keep_dtypes(op: OpOverload, given: Mapping[str, Any]) -> bool:
     """Whether numbers given for tensors promote none of the tensors that have dimensions."""
-    values = [(value, _is_number_for_tensor(a, value)) for a in schema_of(op).arguments
-              for value in [given[a.name]]]  # fmt: skip
-    numbers = [_KINDS.index(type(value)) for value, is_number in values if is_number]
-    kinds = [_kind(v.dtype) for v, _ in values if isinstance(v, torch.Tensor) and v.dim() > 0]
-    return bool(numbers) and max(numbers) <= max(kinds, default=-1)
-
-
-def _kind(dtype: torch.dtype) -> int:
-    if dtype.is_complex or dtype.is_floating_point:
-        return _KINDS.index(complex if dtype.is_complex else float)
-    return _KINDS.index(bool if dtype == torch.bool else int)
+    values = [(a, given[a.name]) for a in schema_of(op).arguments]
+    numbers = [value for a, value in values if _is_number_for_tensor(a, value)]
+    tensors = [v for _, v in values if isinstance(v, torch.Tensor) and v.dim() > 0]
+    return bool(numbers) and any(
+        all(torch.result_type(tensor, number) == tensor.dtype for number in numbers)
+        for tensor in tensors
+    )
 
 
 def _is_number_for_tensor(argument: Any, value: Any) -> bool:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from entries import LIST_ENTRIES
 from typer.testing import CliRunner
 
 pytestmark = pytest.mark.sweep
@@ -220,17 +221,9 @@ def test_module(run: Any) -> None:
     assert done.stdout.splitlines()[-1] == "all well"
 
 
-WARM = """
-import torch, torch_dipu
-import torch.nn.functional as F
-from dicp.device.active import registered
-
-native, dispatcher, entered = registered.native, registered.dispatcher, []
-def handler(op, args, kwargs):
-    entered.append(str(op))
-    return dispatcher(op, args, kwargs)
-native.set_handler(handler)
-
+WARM = (
+    LIST_ENTRIES
+    + """
 def inputs(place):
     torch.manual_seed(0)
     a, b, image = torch.rand(4, 4), torch.rand(4, 4), torch.rand(2, 2, 4, 4)
@@ -270,6 +263,7 @@ assert all(torch.equal(torch.rand(3, device="dipu").cpu(), value) for value in d
 assert not entered and not torch.equal(drawn[1], drawn[2])
 print("all well")
 """
+)
 
 
 def test_warm_calls_stay_out_of_python(run: Any) -> None:

@@ -5,20 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from entries import LIST_ENTRIES
 
 pytestmark = pytest.mark.sweep
 
-GAPS = """
-import torch, torch_dipu
-import torch.nn.functional as F
-from dicp.device.active import registered
-
-native, dispatcher, entered = registered.native, registered.dispatcher, []
-def handler(op, args, kwargs):
-    entered.append(str(op))
-    return dispatcher(op, args, kwargs)
-native.set_handler(handler)
-
+GAPS = (
+    LIST_ENTRIES
+    + """
 def inputs(place):
     torch.manual_seed(0)
     a, b, whole = torch.rand(4, 6), torch.rand(4, 6), torch.arange(12).reshape(3, 4) - 5
@@ -56,6 +49,7 @@ for divisor in (2, 3, 5):  # the divisor is data: one program for all
 assert not entered, entered
 print("all well")
 """
+)
 
 TWO_DEVICES = """
 import torch, torch_dipu

@@ -6,13 +6,16 @@ import time
 from pathlib import Path
 
 
-def alive(path: Path, seconds: float = 5) -> list[int]:
-    """The processes listed in a file that run, and go on for some seconds: killed ones take a while
-    to end."""
-    pids, until = [int(line) for line in path.read_text().split()], time.monotonic() + seconds
-    while (found := [p for p in pids if "Z" not in _state(p)]) and time.monotonic() < until:
-        time.sleep(0.01)
-    return found
+def alive(path: Path) -> list[int]:
+    """The processes listed in a file that run."""
+    pids = [int(line) for line in path.read_text().split()]
+    return [p for p in pids if Path(f"/proc/{p}").exists() and "Z" not in _state(p)]
+
+
+def gone(path: Path) -> bool:
+    """Whether the processes listed in a file have ended, or do within two seconds: killed ones take
+    a while."""
+    return any(not alive(path) or time.sleep(0.05) for _ in range(40))
 
 
 def _state(pid: int) -> str:

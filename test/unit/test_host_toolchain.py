@@ -17,7 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from support.processes import alive
+from support.processes import alive, gone
 
 from dicp import toolchain as host
 from dicp.cache import Cache, key_of
@@ -181,10 +181,6 @@ def hanging(folder: Path) -> tuple[str, Path]:
     return script(folder / "hangs", body), log
 
 
-def gone(log: Path) -> bool:
-    return any(not alive(log, 0) or time.sleep(0.05) for _ in range(40))
-
-
 @pytest.mark.usefixtures("interruptible")
 @pytest.mark.parametrize("how", ["time", "stop", "interrupt"])
 def test_a_tool_that_hangs_leaves_no_process(tmp_path: Path, how: str) -> None:
@@ -236,7 +232,7 @@ def test_a_tool_may_leave_a_server_running(tmp_path: Path) -> None:
     server = script(tmp_path / "server", f"sleep 60 &\necho $! > {log}; echo done")
     began = time.perf_counter()
     assert run_tool([server], tmp_path, 30) == host.Result(0, "done\n")
-    assert time.perf_counter() - began < 5 and len(alive(log, 0)) == 1
+    assert time.perf_counter() - began < 5 and len(alive(log)) == 1
     os.kill(int(log.read_text()), signal.SIGKILL)
 
 

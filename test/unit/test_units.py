@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from support.processes import alive
+from support.processes import gone
 from torch import Tensor, fx
 
 from dicp.cache import Cache
@@ -234,7 +234,7 @@ def test_an_interrupt_ends_the_compilers(tmp_path: Path) -> None:
         units.build({"dicp_product": ""}, {})
     assert time.perf_counter() - began < 20
     hang.unlink()
-    assert not alive(log)
+    assert gone(log)
     units = opened(tmp_path / "cache", {}, cxx=str(cxx))
     assert units.build({"dicp_product": ""}, {})
 
