@@ -56,7 +56,7 @@ def doctor(backend: Backend = "") -> None:
     """
     config = Config.from_env()
     names = [target_name(backend)] if backend else sorted(discover())
-    examined = {name: _examined(name, config) for name in names}
+    examined = {name: _examined(name) for name in names}
     console = _console()
     console.print(_versions())
     console.print(_cache_line(Cache.open(config).info()))
@@ -246,9 +246,10 @@ class _Examined:
     state: str = "missing"
 
 
-def _examined(name: str, config: Config) -> _Examined:
+def _examined(name: str) -> _Examined:
     try:
         target = find_target(name)
+        config = Config.from_env(vendor=target.options)
         checks = target.doctor(config)
         if not all(check.ok for check in checks):
             return _Examined(checks)

@@ -16,9 +16,9 @@ from typer.testing import CliRunner, Result
 from dicp import cli
 from dicp import target as target_module
 from dicp.cache import Cache, key_of
-from dicp.config import OPTIONS, Config
+from dicp.config import OPTIONS, PATH, Config, Option, vendor_option
 from dicp.errors import TargetNotFoundError
-from dicp.target import Check
+from dicp.target import Check, discover
 
 
 @dataclass(frozen=True)
@@ -26,6 +26,7 @@ class FakeTarget:
     name: str
     checks: tuple[Check, ...]
     on_simulator: bool = False
+    options: tuple[Option, ...] = ()
 
     def doctor(self, config: Config) -> list[Check]:
         return list(self.checks)
@@ -100,6 +101,30 @@ def test_doctor_shows_every_target_and_the_fix(install: Any, tmp_path: Path) -> 
     assert "no SDK in /opt" in output and "install the SDK" in output
     assert "torch 2." in output and "python 3." in output
     assert str(tmp_path) in output
+
+
+def test_doctor_reads_the_options_of_a_target(
+    install: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @dataclass(frozen=True)
+    class WithToolkit(FakeTarget):
+        options: tuple[Option, ...] = (
+            vendor_option("ready_sdk", PATH, "DICP_READY_SDK", "the SDK", default=Path("/opt")),
+        )
+
+        def doctor(self, config: Config) -> list[Check]:
+            return [Check("sdk", True, f"found in {config.vendor['ready_sdk']}")]
+
+    install(WithToolkit("ready", ()))
+    assert "found in /opt" in run("doctor")
+    monkeypatch.setenv("DICP_READY_SDK", "/srv/sdk")
+    assert "found in /srv/sdk" in run("doctor")
+
+
+@pytest.mark.parametrize("name", sorted(discover()))
+def test_doctor_of_each_target(name: str) -> None:
+    output = CliRunner().invoke(cli.app, ["doctor", "--backend", name]).output
+    assert "Error:" not in output and f"{name}: " in output
 
 
 def test_doctor_survives_a_broken_target(install: Any) -> None:

@@ -24,7 +24,7 @@ from dicp.toolchain import find_compiler
 from dicp.vendor.cpu import target as target_module
 from dicp.vendor.cpu import units as units_module
 from dicp.vendor.cpu.calibration import Verdict
-from dicp.vendor.cpu.routines import Group, expected_groups
+from dicp.vendor.cpu.routines import Group, expected_groups, product
 from dicp.vendor.cpu.units import Begun, Units
 
 PRODUCT, ATTENTION = Group("product", ""), Group("attention", "")
@@ -69,17 +69,23 @@ def decomposed(x: Tensor) -> Tensor:
     ],
 )
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("pairs", [True, False], ids=["avx512_bf16", "avx2"])
 def test_routines_are_told_from_the_operators(
+    monkeypatch: pytest.MonkeyPatch,
+    pairs: bool,
     function: Callable[..., Any],
     shapes: tuple[tuple[int, ...], ...],
     inference: list[str],
     more_in_training: list[str],
     dtype: torch.dtype,
 ) -> None:
+    monkeypatch.setattr(product, "has_feature", lambda name: pairs)
     gm = graph_of(function, *(torch.randn(s, dtype=dtype) for s in shapes))
     for train, names in (False, inference), (True, inference + more_in_training):
         library = dtype == torch.float64 or (function is F.conv2d and dtype == torch.bfloat16)
-        known = [] if library else [Group.of(n, dtype) for n in names]
+        known = set() if library else {Group.of(n, dtype) for n in names}
+        if dtype == torch.bfloat16 and not pairs and "product_transposed" in names:
+            known = {Group.of("product", dtype)}
         assert sorted(expected_groups(gm, train, lambda which: True)) == sorted(known)
 
 
