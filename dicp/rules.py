@@ -8,7 +8,7 @@ its sizes; a rule returns a value, or a tuple for several results.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias, get_args
 
@@ -60,6 +60,12 @@ class RuleTable:
             raise ValueError(f"{kind!r} is none of {', '.join(get_args(DecisionKind))}")
         for overload in functional_overloads(op):
             self._rules[overload] = RuleEntry(function, kind)
+
+    def update(self, rules: Mapping[Any, Rule]) -> None:
+        """Rules that are one expression each, by operator or by several that share one."""
+        for ops, function in rules.items():
+            for op in ops if isinstance(ops, tuple) else (ops,):
+                self.add(op, function)
 
     def add_named(self, name: str, function: Rule, kind: DecisionKind = "compiled") -> None:
         """A rule for `namespace::operator` of a library that may never be imported."""

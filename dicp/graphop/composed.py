@@ -68,45 +68,15 @@ def axpy(g: Ops, x: Value, y: Value, alpha: Value) -> Value:
     return g.cast(g.add(left, g.mul(right, factor)), x.dtype)
 
 
-@form("Addcmul")
-def addcmul(g: Ops, x: Value, y: Value, z: Value, value: Value) -> Value:
-    return g.add(x, g.mul(g.mul(y, value), z))
-
-
-@form("Addcdiv")
-def addcdiv(g: Ops, x: Value, y: Value, z: Value, value: Value) -> Value:
-    return g.add(x, g.mul(g.div(y, z), value))
-
-
-@form("IsNan")
-def is_nan(g: Ops, x: Value) -> Value:
-    return g.op("NotEqual", x, x)
-
-
-@form("IsInf")
-def is_inf(g: Ops, x: Value) -> Value:
-    return _against(g, "Equal", g.op("Abs", x), math.inf)
-
-
 @form("Ceil")
 def ceil(g: Ops, x: Value) -> Value:
     return g.op("Neg", g.op("Floor", g.op("Neg", x)))
-
-
-@form("Trunc")
-def trunc(g: Ops, x: Value) -> Value:
-    return g.op("Select", _against(g, "Less", x, 0), ceil(g, x), g.op("Floor", x))
 
 
 @form("Sign")
 def sign(g: Ops, x: Value) -> Value:
     positive, negative = (g.cast(_against(g, kind, x, 0), x.dtype) for kind in ("Greater", "Less"))
     return g.sub(positive, negative)
-
-
-@form("Invert")
-def invert(g: Ops, x: Value) -> Value:
-    return g.sub(-1 if x.dtype.is_signed else torch.iinfo(x.dtype).max, x)
 
 
 @form("FloorDiv")
@@ -123,11 +93,6 @@ def floor_div(g: Ops, x: Value, y: Value) -> Value:
     return g.sub(quotient, g.cast(cut, x.dtype))
 
 
-@form("FloorMod")
-def floor_mod(g: Ops, x: Value, y: Value) -> Value:
-    return g.sub(x, g.mul(floor_div(g, x, y), y))
-
-
 @form("Mod")
 def mod(g: Ops, x: Value, y: Value) -> Value:
     if x.dtype.is_floating_point:
@@ -135,27 +100,25 @@ def mod(g: Ops, x: Value, y: Value) -> Value:
     return g.sub(x, g.mul(g.op("TruncateDiv", x, y), y))
 
 
-@form("SigmoidGrad")
-def sigmoid_grad(g: Ops, y: Value, dy: Value) -> Value:
-    return g.mul(dy, g.mul(y, g.sub(1.0, y)))
-
-
-@form("TanhGrad")
-def tanh_grad(g: Ops, y: Value, dy: Value) -> Value:
-    return g.mul(dy, g.sub(1.0, g.op("Square", y)))
-
-
 @form("LeakyRelu")
 def leaky_relu(g: Ops, x: Value, negative_slope: float) -> Value:
     return g.op("Select", _against(g, "Greater", x, 0), x, g.mul(x, negative_slope))
 
 
+COMPOSED |= {
+    "Addcmul": lambda g, x, y, z, value: g.add(x, g.mul(g.mul(y, value), z)),
+    "Addcdiv": lambda g, x, y, z, value: g.add(x, g.mul(g.div(y, z), value)),
+    "IsNan": lambda g, x: g.op("NotEqual", x, x),
+    "IsInf": lambda g, x: _against(g, "Equal", g.op("Abs", x), math.inf),
+    "Trunc": lambda g, x: g.op("Select", _against(g, "Less", x, 0), ceil(g, x), g.op("Floor", x)),
+    "Invert": lambda g, x: g.sub(-1 if x.dtype.is_signed else torch.iinfo(x.dtype).max, x),
+    "FloorMod": lambda g, x, y: g.sub(x, g.mul(floor_div(g, x, y), y)),
+    "SigmoidGrad": lambda g, y, dy: g.mul(dy, g.mul(y, g.sub(1.0, y))),
+    "TanhGrad": lambda g, y, dy: g.mul(dy, g.sub(1.0, g.op("Square", y))),
+}  # fmt: skip
+
+
 # ---- shapes --------------------------------------------------------------------------------------
-
-
-@form("Stack")
-def stack(g: Ops, parts: Sequence[Value], axis: int, N: int) -> Value:
-    return g.concat([g.unsqueeze(part, axis) for part in parts], axis)
 
 
 @form("Split")
@@ -208,7 +171,10 @@ def _triangle(kind: str) -> Form:
     return make
 
 
-COMPOSED |= {"Tril": _triangle("LessEqual"), "Triu": _triangle("GreaterEqual")}
+COMPOSED |= {
+    "Tril": _triangle("LessEqual"), "Triu": _triangle("GreaterEqual"),
+    "Stack": lambda g, parts, axis, N: g.concat([g.unsqueeze(part, axis) for part in parts], axis),
+}  # fmt: skip
 
 
 @form("AsStrided")
@@ -260,7 +226,10 @@ def _triangular_scan(g: Ops, kind: str, x: Value, dim: int) -> Value:
     return g.reduce("ReduceSum" if kind == "Add" else "ReduceProd", kept, [dim + 1], False)
 
 
-COMPOSED |= {"Cumsum": _scan("Add"), "Cumprod": _scan("Mul")}
+COMPOSED |= {
+    "Cumsum": _scan("Add"), "Cumprod": _scan("Mul"),
+    "GatherElements": lambda g, x, index, dim: g.op("GatherND", x, places_along(g, index, dim)),
+}  # fmt: skip
 
 
 @form("LogSoftmax")
@@ -279,11 +248,6 @@ def places_along(g: Ops, index: Value, axis: int) -> Value:
     own = g.cast(index, torch.int64)
     parts = [own if d == axis else g.iota(shape, d) for d in range(index.ndim)]
     return g.concat([g.unsqueeze(part, index.ndim) for part in parts], index.ndim)
-
-
-@form("GatherElements")
-def gather_elements(g: Ops, x: Value, index: Value, dim: int) -> Value:
-    return g.op("GatherND", x, places_along(g, index, dim))
 
 
 # ---- random numbers ------------------------------------------------------------------------------
@@ -317,11 +281,10 @@ def _uniform(g: Ops, shape: Sequence[Any], seed: Value, dtype: torch.dtype, stre
     return g.reshape(g.cast(unit, dtype), shape)
 
 
-@form("RandomUniform")
-def random_uniform(
-    g: Ops, shape: Value, key: Value, counter: Value, alg: Value, dtype: torch.dtype
-) -> Value:
-    return _uniform(g, known(shape), key, dtype, 0)
+COMPOSED |= {
+    "RandomUniform":
+        lambda g, shape, key, counter, alg, dtype: _uniform(g, known(shape), key, dtype, 0),
+}  # fmt: skip
 
 
 @form("RandomNormal")

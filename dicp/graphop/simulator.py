@@ -13,7 +13,6 @@ import itertools
 import json
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -26,7 +25,7 @@ from dicp.torch_private import disable_current_modes
 HEADER = '#include "callbacks.h"'
 INCLUDED = "included.h"
 HEADER_FLAGS = ("-include", INCLUDED, "-nostdlib")
-"""Arguments of a graph's compilation, with the files of `precompiled`. What it needs of the
+"""Arguments of a graph's compilation, with the files of `Headers`. What it needs of the
 standard library is in the process already, by the driver."""
 Model = TypeVar("Model")
 
@@ -68,46 +67,39 @@ def with_header(*sources: Path) -> str:
     return "\n".join([header, *(source.read_text().replace(HEADER, "") for source in sources)])
 
 
-def precompiled(
-    target: str, command: tuple[str, ...], source: str, identity: str, cache: Cache
-) -> Mapping[str, bytes]:
-    """The headers that a graph's source includes, parsed by g++ once for all graphs: most of the
-    time of a small graph's compilation. Where a cache is new, a process that compiles one graph
-    does not wait for it.
+class Headers:
+    """The headers that graphs' sources include, parsed by g++ once for all graphs: most of the time
+    of a small graph's compilation. The first graph does not wait for it: many processes compile
+    only one."""
 
-    command: the compiler with its flags; where those of a graph differ, g++ parses the headers.
-    identity: the compiler's version, and the simulator's.
-    """
-    included = "\n".join(line for line in source.splitlines() if line.startswith("#include"))
-    return _headers(target, command, f"{included}\n", identity, cache).files()
+    def __init__(self, target: str) -> None:
+        self.target = target
+        self._asked: Counter[str] = Counter()
+        self._parsed: dict[str, Mapping[str, bytes]] = {}
 
+    def files(
+        self, command: tuple[str, ...], source: str, identity: str, cache: Cache
+    ) -> Mapping[str, bytes]:
+        """What HEADER_FLAGS need beside the source.
 
-class _Headers:
-    """One list of headers; `asked` counts the graphs that include it."""
-
-    def __init__(
-        self, target: str, command: tuple[str, ...], included: str, identity: str, cache: Cache
-    ) -> None:
-        self.target, self.cache, self.asked = target, cache, 0
-        self.command = [*command, "-x", "c++-header", INCLUDED, "-o", OUTPUT]
-        self.key = key_of(command, included, identity)
-        self.text = {INCLUDED: included.encode()}
-        self.moves = "clang" not in identity  # clang++ takes none of another folder
-
-    def files(self) -> Mapping[str, bytes]:
-        self.asked += 1
-        return self._parsed if self.moves and self.asked > 1 else self.text
-
-    @cached_property
-    def _parsed(self) -> Mapping[str, bytes]:
-        def build() -> Mapping[str, bytes]:
-            made = compile_file(self.target, self.command, self.text)
-            return {**self.text, f"{INCLUDED}.gch": made}
-
-        return self.cache.get_or_build("headers", self.key, build).files
-
-
-_headers = lru_cache(maxsize=4)(_Headers)
+        command: the compiler with its flags; where those of a graph differ, g++ parses the headers.
+        identity: the compiler's version, and the simulator's.
+        """
+        lines = [line for line in source.splitlines() if line.startswith("#include")]
+        text = {INCLUDED: "".join(f"{line}\n" for line in lines).encode()}
+        if "clang" in identity:  # clang++ takes none of another folder
+            return text
+        key = key_of(command, text, identity)
+        self._asked[key] += 1
+        if self._asked[key] == 1:
+            return text
+        if key not in self._parsed:
+            parse = [*command, "-x", "c++-header", INCLUDED, "-o", OUTPUT]
+            self._parsed[key] = cache.get_or_build(
+                "headers", key,
+                lambda: {**text, f"{INCLUDED}.gch": compile_file(self.target, parse, text)},
+            ).files  # fmt: skip
+        return self._parsed[key]
 
 
 class SimulatorBase(abc.ABC, Generic[Model]):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import re
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ from dicp.dynamo_bridge.compile_fx import compile_fx
 from dicp.dynamo_bridge.observe import GraphReport
 from dicp.loop.lowering import RuleTable
 from dicp.target import Artifact, Executable, LowerContext, Source, Target
+from dicp.template import render_template
 from dicp.vendor.cpu import CpuTarget
 from dicp.vendor.cpu.target import LIBRARY_RULES
 from dicp.vendor.maca import MacaTarget
@@ -104,6 +106,21 @@ def calls(target: Recording) -> list[str]:
         for step in p.serialized["steps"]
         if "call" in step
     ]
+
+
+def prelude(template: Path, **values: Any) -> str:
+    """What a source has between its first line and its function; `values` ask for all of it."""
+    return render_template(template, **values).partition("\n")[2].partition('extern "C"')[0]
+
+
+def after(prelude: str, source: str) -> str:
+    """`source` without its prelude, but with the numbers of the paragraphs that it lacks."""
+    title, _, rest = source.partition("\n")
+    own, _, function = rest.partition('extern "C"')
+    paragraphs, left = prelude.split("\n\n"), own.split("\n\n")
+    assert left == [p for p in paragraphs if p in left], own
+    lacking = [k for k, paragraph in enumerate(paragraphs) if paragraph not in left]
+    return f'{title}\n// prelude.txt without {lacking}\nextern "C"{function}'
 
 
 def portable(text: str) -> str:

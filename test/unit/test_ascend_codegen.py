@@ -14,12 +14,17 @@ import pytest
 import torch
 import torch.nn.functional as F
 from ascend_recorder import record
-from recorder import portable
+from recorder import after, portable, prelude
 from torch import Tensor, nn
 
 from dicp.config import Config
+from dicp.vendor.ascend import codegen
 
 GOLDEN = Path(__file__).parent / "golden_ascend"
+PRELUDE = prelude(
+    codegen.FOLDER / "graph.cpp.jinja",
+    name="", operators=0, blocked=True, constants=True, entry="", blocks=(), ends=(),
+)  # fmt: skip
 
 
 def f32(*shape: int, grad: bool = False) -> Tensor:
@@ -95,15 +100,19 @@ def test_golden_source(name: str, golden: Callable[[Path, str], None]) -> None:
     target = record(fn, *inputs, **options)
     parts = [
         f"==== {report.kind}\n{program.text()}\n---- C++\n"
-        + "\n".join(target.render(program, Config()).files.values())
+        + "\n".join(after(PRELUDE, t) for t in target.render(program, Config()).files.values())
         for report, program in zip(target.reports, target.programs, strict=True)
     ]
     text = portable("\n".join(parts))
     golden(GOLDEN / f"{name}.txt", text)
 
 
+def test_golden_prelude(golden: Callable[[Path, str], None]) -> None:
+    golden(GOLDEN / "prelude.txt", PRELUDE)
+
+
 def test_golden_files_all_belong_to_a_graph() -> None:
-    assert {path.stem for path in GOLDEN.glob("*.txt")} == set(GRAPHS)
+    assert {path.stem for path in GOLDEN.glob("*.txt")} == {*GRAPHS, "prelude"}
 
 
 def test_no_header_of_operators_is_included() -> None:

@@ -20,7 +20,7 @@ import pytest
 import recorder
 import torch
 import torch.nn.functional as F
-from recorder import Recording, portable
+from recorder import Recording, after, portable, prelude
 from torch import Tensor, nn
 from torch._dynamo.exc import BackendCompilerFailed
 
@@ -37,13 +37,12 @@ from dicp.errors import (
     SimulatorWarning,
     SpecializationWarning,
 )
-from dicp.graphop.simulator import HEADER_FLAGS, Refused
+from dicp.graphop.simulator import HEADER_FLAGS, Headers, Refused
 from dicp.graphop.target import GraphUnit
 from dicp.graphop.vocabulary import VOCABULARY
 from dicp.vendor.ascend.prototypes import PROTOTYPES as GE
 from dicp.vendor.ascend.rules.core import NAMES
-from dicp.vendor.tops import TopsTarget, toolchain
-from dicp.vendor.tops.codegen import node_names
+from dicp.vendor.tops import TopsTarget, codegen, toolchain
 from dicp.vendor.tops.forms import Tops
 from dicp.vendor.tops.prototypes import OP_TYPES, PROTOTYPES
 from dicp.vendor.tops.runtime import Executable
@@ -54,6 +53,9 @@ from dicp.vendor.tops.target import GRAPH_FLAGS
 from dicp.vendor.tops.toolchain import find_toolchain
 
 GOLDEN = Path(__file__).parent / "golden_tops"
+PRELUDE = prelude(
+    codegen.FOLDER / "graph.cpp.jinja", operators=0, entry="", regions=(), blocks=(), outputs=""
+)
 pytestmark = [
     pytest.mark.filterwarnings("ignore::dicp.errors.SimulatorWarning"),
     pytest.mark.usefixtures("shared_builds"),
@@ -116,7 +118,8 @@ def test_generated_code_is_golden(name: str, golden: Callable[[Path, str], None]
     fn, inputs = GRAPHS[name]()
     with torch.set_grad_enabled(any(x.requires_grad for x in inputs)):
         sources = record(fn, *inputs).sources()
-    golden(GOLDEN / f"{name}.txt", portable("\n".join(sources)))
+    golden(GOLDEN / f"{name}.txt", portable("\n".join(after(PRELUDE, s) for s in sources)))
+    golden(GOLDEN / "prelude.txt", PRELUDE)
 
 
 def test_generated_code_does_not_change_between_runs() -> None:
@@ -148,16 +151,17 @@ def test_constants_keep_every_bit() -> None:
 def test_the_headers_of_graphs_are_parsed_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    source = (GOLDEN / "normalization.txt").read_text()
+    source = PRELUDE + (GOLDEN / "normalization.txt").read_text()
     strict = (*(flag for flag in toolchain.FLAGS if flag != "-w"), "-Winvalid-pch", "-Werror")
     monkeypatch.setattr(toolchain, "FLAGS", strict)
     tools, cache = find_toolchain(Config()), Cache.open(Config(cache_dir=tmp_path))
+    headers = (Headers("tops"), cache)
     for graphs in (0, 1, 1):
-        assert toolchain.compile_shared(tools, source, symbols=("dicp_graph",), cache=cache)
+        assert toolchain.compile_shared(tools, source, symbols=("dicp_graph",), headers=headers)
         assert len(cache.keys("headers")) == graphs
     monkeypatch.setattr(toolchain, "HEADER_FLAGS", ("-O1", *HEADER_FLAGS))
     with pytest.raises(CompilerError, match="gch"):  # g++ looks at it each time
-        toolchain.compile_shared(tools, source, cache=cache)
+        toolchain.compile_shared(tools, source, headers=headers)
 
 
 def test_the_graph_compilers_options_are_a_setting_and_part_of_the_key() -> None:
@@ -447,7 +451,7 @@ def executable() -> tuple[Executable, TopsTarget]:
     (graph,) = target.programs[0].graphs
     cache, config, real = Cache.open(Config(cache=False)), Config(runs_on="simulator"), TopsTarget()
     unit = GraphUnit("graph0", real.render_graph(graph, config), real.graph_options(graph, config))
-    assert "op" in next(iter(node_names(graph).values()))
+    assert "op" in next(iter(codegen.node_names(graph).values()))
     return real.launch(unit, real._compiled(unit, cache, config), cache, config), real
 
 

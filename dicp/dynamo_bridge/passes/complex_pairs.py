@@ -80,19 +80,15 @@ class Emitter:
 # ---- rules ---------------------------------------------------------------------------------------
 
 
-@rule(aten.view_as_complex.default)
-def view_as_complex(g: Emitter, node: fx.Node, x: fx.Node) -> fx.Node:
-    return x
-
-
-@rule(aten.view_as_real.default)
-def view_as_real(g: Emitter, node: fx.Node, x: fx.Node) -> fx.Node:
-    return g.pair(x)
-
-
-@rule(aten.complex.default)
-def complex_of(g: Emitter, node: fx.Node, real: fx.Node, imaginary: fx.Node) -> fx.Node:
-    return g.joined(real, imaginary)
+RULES |= {
+    aten.view_as_complex.default: lambda g, node, x: x,
+    aten.view_as_real.default: lambda g, node, x: g.pair(x),
+    aten.complex.default: lambda g, node, real, imaginary: g.joined(real, imaginary),
+    aten.abs.default: lambda g, node, x: g.emit(aten.hypot.default, *g.parts(x)),
+    aten.copy.default:
+        lambda g, node, x, y, *rest: g.emit(aten.copy.default, g.pair(x), _pair_of(g, node, y)),
+    aten.index.Tensor: lambda g, node, x, indices: g.emit(node.target, g.pair(x), indices),
+}  # fmt: skip
 
 
 @rule(aten.polar.default)
@@ -100,11 +96,6 @@ def polar(g: Emitter, node: fx.Node, length: fx.Node, angle: fx.Node) -> fx.Node
     turns = g.emit(aten.cos.default, angle), g.emit(aten.sin.default, angle)
     real, imaginary = (g.emit(aten.mul.Tensor, length, turn) for turn in turns)
     return g.joined(real, imaginary)
-
-
-@rule(aten.abs.default)
-def absolute(g: Emitter, node: fx.Node, x: fx.Node) -> fx.Node:
-    return g.emit(aten.hypot.default, *g.parts(x))
 
 
 @rule(aten._conj.default, aten._conj_physical.default, aten.conj_physical.default)
@@ -167,11 +158,6 @@ def matrix_product(g: Emitter, node: fx.Node, x: fx.Node, y: fx.Node) -> fx.Node
 @rule(aten._to_copy.default)
 def convert(g: Emitter, node: fx.Node, x: fx.Node, **kwargs: Any) -> fx.Node:
     return g.emit(aten._to_copy.default, _pair_of(g, node, x), dtype=value_of(node).real.dtype)
-
-
-@rule(aten.copy.default)
-def copy(g: Emitter, node: fx.Node, x: fx.Node, y: fx.Node, *rest: Any) -> fx.Node:
-    return g.emit(aten.copy.default, g.pair(x), _pair_of(g, node, y))
 
 
 @rule(aten.add.Tensor, aten.sub.Tensor)
@@ -261,11 +247,6 @@ def total(
 ) -> fx.Node:
     rank = value_of(x).dim()
     return g.emit(node.target, g.pair(x), [d % rank for d in dims or range(rank)], keep)
-
-
-@rule(aten.index.Tensor)
-def index(g: Emitter, node: fx.Node, x: fx.Node, indices: Sequence[Any]) -> fx.Node:
-    return g.emit(node.target, g.pair(x), indices)
 
 
 @rule(aten.index_put.default)

@@ -32,31 +32,11 @@ def zeros(g: Ops, *args: Any, **options: Any) -> Value:
     return g.full(g.shape, 0, g.dtype)
 
 
-@rule(aten.ones.default, aten.ones_like.default, aten.new_ones.default)
-def ones(g: Ops, *args: Any, **options: Any) -> Value:
-    return g.full(g.shape, 1, g.dtype)
-
-
-@rule(aten.scalar_tensor.default)
-def scalar_tensor(g: Ops, value: Any, **options: Any) -> Value:
-    return g.op("Identity", g.number(value, g.dtype))
-
-
 @rule(aten.fill.Scalar, aten.fill.Tensor)
 def fill(g: Ops, x: Value, value: Any) -> Value:
     if not isinstance(value, Value):
         return g.full(g.shape, value, g.dtype)
     return g.broadcast(g.cast(value, g.dtype), g.shape)
-
-
-@rule(aten.arange.default)
-def arange_end(g: Ops, end: Any, **options: Any) -> Value:
-    return arange(g, 0, end, 1)
-
-
-@rule(aten.arange.start)
-def arange_start(g: Ops, start: Any, end: Any, **options: Any) -> Value:
-    return arange(g, start, end, 1)
 
 
 @rule(aten.arange.start_step)
@@ -73,9 +53,15 @@ def arange(g: Ops, start: Any, end: Any, step: Any = 1, **options: Any) -> Value
     return g.cast(places, dtype)
 
 
-@rule(prims.iota.default)
-def iota(g: Ops, length: Any, *, start: Any, step: Any, **options: Any) -> Value:
-    return arange(g, start, None, step)
+RULES.update({
+    (aten.ones.default, aten.ones_like.default, aten.new_ones.default):
+        lambda g, *args, **options: g.full(g.shape, 1, g.dtype),
+    aten.scalar_tensor.default:
+        lambda g, value, **options: g.op("Identity", g.number(value, g.dtype)),
+    aten.arange.default: lambda g, end, **options: arange(g, 0, end, 1),
+    aten.arange.start: lambda g, start, end, **options: arange(g, start, end, 1),
+    prims.iota.default: lambda g, length, *, start, step, **options: arange(g, start, None, step),
+})  # fmt: skip
 
 
 # ---- random --------------------------------------------------------------------------------------
@@ -96,16 +82,6 @@ def _draw(g: Ops, kind: str, shape: Sequence[Any], dtype: torch.dtype) -> Value:
     return g.op(kind, g.ints(list(shape)), g.seed(), counter, algorithm, dtype=dtype)
 
 
-@rule(aten.rand.default, aten.rand.generator, aten.rand_like.default)
-def rand(g: Ops, *args: Any, **options: Any) -> Value:
-    return uniform_of(g, g.shape, g.dtype)
-
-
-@rule(aten.randn.default, aten.randn.generator, aten.randn_like.default)
-def randn(g: Ops, *args: Any, **options: Any) -> Value:
-    return normal_of(g, g.shape, g.dtype)
-
-
 @rule(aten.uniform.default)
 def uniform(g: Ops, x: Value, start: float = 0.0, end: float = 1.0, **options: Any) -> Value:
     drawn = uniform_of(g, g.shape, _drawn_in(g))
@@ -124,11 +100,6 @@ def normal_tensors(g: Ops, mean: Any, std: Any = 1.0, **options: Any) -> Value:
     return g.binary("Add", g.binary("Mul", drawn, std), mean)
 
 
-@rule(aten.normal.float_float)
-def normal_floats(g: Ops, mean: float, std: float, *args: Any, **options: Any) -> Value:
-    return normal_tensors(g, mean, std)
-
-
 def _drawn_in(g: Ops) -> torch.dtype:
     return torch.float32 if g.dtype in REDUCED_FLOATS else g.dtype
 
@@ -137,11 +108,6 @@ def _drawn_in(g: Ops) -> torch.dtype:
 def bernoulli_p(g: Ops, x: Value, p: float = 0.5, **options: Any) -> Value:
     drawn = uniform_of(g, g.shape, torch.float32)
     return g.cast(g.op("Less", drawn, g.number(p, torch.float32)), g.dtype)
-
-
-@rule(aten.bernoulli.default)
-def bernoulli(g: Ops, p: Value, **options: Any) -> Value:
-    return bernoulli_tensor(g, p, p)
 
 
 @rule(aten.bernoulli.Tensor)
@@ -172,26 +138,6 @@ def _integers(g: Ops, low: Any, high: Any) -> Value:
     whole = g.cast(g.op("Floor", scaled), torch.int64)
     whole = g.op("Minimum", whole, g.number(span - 1, torch.int64))
     return g.cast(g.op("Add", whole, g.number(low, torch.int64)), g.dtype)
-
-
-@rule(aten.randint.default)
-def randint(g: Ops, high: Any, *args: Any, **options: Any) -> Value:
-    return _integers(g, 0, high)
-
-
-@rule(aten.randint.low)
-def randint_low(g: Ops, low: Any, high: Any, *args: Any, **options: Any) -> Value:
-    return _integers(g, low, high)
-
-
-@rule(aten.randint_like.default)
-def randint_like(g: Ops, x: Value, high: Any, **options: Any) -> Value:
-    return _integers(g, 0, high)
-
-
-@rule(aten.randint_like.low_dtype)
-def randint_like_low(g: Ops, x: Value, low: Any, high: Any, **options: Any) -> Value:
-    return _integers(g, low, high)
 
 
 @rule(aten.randperm.default)
@@ -233,3 +179,17 @@ def cauchy(g: Ops, x: Value, median: float = 0.0, sigma: float = 1.0, **options:
     drawn = uniform_of(g, g.shape, _drawn_in(g))
     angle = g.mul(g.add(drawn, -0.5), math.pi)
     return g.cast(g.add(g.mul(g.op("Tan", angle), sigma), median), g.dtype)
+
+
+RULES.update({
+    (aten.rand.default, aten.rand.generator, aten.rand_like.default):
+        lambda g, *args, **options: uniform_of(g, g.shape, g.dtype),
+    (aten.randn.default, aten.randn.generator, aten.randn_like.default):
+        lambda g, *args, **options: normal_of(g, g.shape, g.dtype),
+    aten.normal.float_float: lambda g, mean, std, *args, **options: normal_tensors(g, mean, std),
+    aten.bernoulli.default: lambda g, p, **options: bernoulli_tensor(g, p, p),
+    aten.randint.default: lambda g, high, *args, **options: _integers(g, 0, high),
+    aten.randint.low: lambda g, low, high, *args, **options: _integers(g, low, high),
+    aten.randint_like.default: lambda g, x, high, **options: _integers(g, 0, high),
+    aten.randint_like.low_dtype: lambda g, x, low, high, **options: _integers(g, low, high),
+})  # fmt: skip

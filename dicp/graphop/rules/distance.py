@@ -58,9 +58,11 @@ def _differences(g: Ops, x: Value, y: Value) -> Value:
     return g.op("Sub", g.unsqueeze(x, x.ndim - 1), g.unsqueeze(y, y.ndim - 2))
 
 
-@rule(aten._cdist_forward.default)
-def cdist(g: Ops, x: Value, y: Value, p: float, compute_mode: int | None) -> Value:
-    return _norm(g, _differences(g, x, y), p)
+RULES.update({
+    aten._cdist_forward.default:
+        lambda g, x, y, p, compute_mode: _norm(g, _differences(g, x, y), p),
+    aten._pdist_forward.default: lambda g, x, p=2.0: g.op("Pdist", x, p=float(p)),
+})  # fmt: skip
 
 
 @rule(aten._cdist_backward.default)
@@ -69,11 +71,6 @@ def cdist_backward(g: Ops, dy: Value, x: Value, y: Value, p: float, distance: Va
     slope = _slope(g, difference, g.unsqueeze(distance, distance.ndim), p)
     total = g.reduce("ReduceSum", g.op("Mul", slope, g.unsqueeze(dy, dy.ndim)), [-2], False)
     return g.broadcast(total, g.shape)
-
-
-@rule(aten._pdist_forward.default)
-def pdist(g: Ops, x: Value, p: float = 2.0) -> Value:
-    return g.op("Pdist", x, p=float(p))
 
 
 @rule(aten._pdist_backward.default)

@@ -163,49 +163,18 @@ _add_all(BITWISE, _bitwise, BINARY)
 _add_all(SHIFTS, _shift, BINARY)
 
 
-@rule(aten.sign.default)
-def sign(g: Ops, x: Value) -> Value:
-    return x if x.dtype == torch.bool else g.op("Sign", x)
-
-
-@rule(aten.log2.default)
-def log2(g: Ops, x: Value) -> Value:
-    return g.op("Log", g.cast(x, g.dtype), base=2.0)
-
-
-@rule(aten.log10.default)
-def log10(g: Ops, x: Value) -> Value:
-    return g.op("Log", g.cast(x, g.dtype), base=10.0)
-
-
-@rule(aten.exp2.default)
-def exp2(g: Ops, x: Value) -> Value:
-    return g.op("Exp", g.cast(x, g.dtype), base=2.0)
-
-
-@rule(aten.bitwise_not.default)
-def bitwise_not(g: Ops, x: Value) -> Value:
-    return g.op("LogicalNot" if x.dtype == torch.bool else "Invert", x)
-
-
-@rule(aten.logical_not.default)
-def logical_not(g: Ops, x: Value) -> Value:
-    return g.op("LogicalNot", g.truth(x))
-
-
-@rule(aten.logical_and.default)
-def logical_and(g: Ops, x: Value, y: Value) -> Value:
-    return g.op("LogicalAnd", g.truth(x), g.truth(y))
-
-
-@rule(aten.logical_or.default)
-def logical_or(g: Ops, x: Value, y: Value) -> Value:
-    return g.op("LogicalOr", g.truth(x), g.truth(y))
-
-
-@rule(aten.logical_xor.default)
-def logical_xor(g: Ops, x: Value, y: Value) -> Value:
-    return g.op("NotEqual", g.truth(x), g.truth(y))
+RULES.update({
+    aten.sign.default: lambda g, x: x if x.dtype == torch.bool else g.op("Sign", x),
+    aten.log2.default: lambda g, x: g.op("Log", g.cast(x, g.dtype), base=2.0),
+    aten.log10.default: lambda g, x: g.op("Log", g.cast(x, g.dtype), base=10.0),
+    aten.exp2.default: lambda g, x: g.op("Exp", g.cast(x, g.dtype), base=2.0),
+    aten.bitwise_not.default:
+        lambda g, x: g.op("LogicalNot" if x.dtype == torch.bool else "Invert", x),
+    aten.logical_not.default: lambda g, x: g.op("LogicalNot", g.truth(x)),
+    aten.logical_and.default: lambda g, x, y: g.op("LogicalAnd", g.truth(x), g.truth(y)),
+    aten.logical_or.default: lambda g, x, y: g.op("LogicalOr", g.truth(x), g.truth(y)),
+    aten.logical_xor.default: lambda g, x, y: g.op("NotEqual", g.truth(x), g.truth(y)),
+})  # fmt: skip
 
 
 @rule(aten.signbit.default)
@@ -292,9 +261,12 @@ def div_mode(g: Ops, x: Value, y: Operand, rounding_mode: str | None = None) -> 
     return g.cast(g.op("Trunc", quotient), g.dtype)
 
 
-@rule(aten.floor_divide.default, aten.floor_divide.Scalar)
-def floor_divide(g: Ops, x: Value, y: Operand) -> Value:
-    return g.binary("FloorDiv", x, y)
+RULES.update({
+    (aten.floor_divide.default, aten.floor_divide.Scalar):
+        lambda g, x, y: g.binary("FloorDiv", x, y),
+    aten.addcmul.default: lambda g, x, a, b, value=1: _add_combined(g, "Addcmul", x, a, b, value),
+    aten.addcdiv.default: lambda g, x, a, b, value=1: _add_combined(g, "Addcdiv", x, a, b, value),
+})  # fmt: skip
 
 
 @rule(aten.pow.Tensor_Tensor, aten.pow.Tensor_Scalar, aten.pow.Scalar)
@@ -306,16 +278,6 @@ def pow(g: Ops, x: Operand, y: Operand) -> Value:
     if isinstance(x, Value) and y in (-0.5, -1) and g.dtype.is_floating_point:
         return g.op("Rsqrt" if y == -0.5 else "Reciprocal", g.cast(x, g.dtype))
     return g.binary("Pow", x, y)
-
-
-@rule(aten.addcmul.default)
-def addcmul(g: Ops, x: Value, a: Value, b: Value, value: Any = 1) -> Value:
-    return _add_combined(g, "Addcmul", x, a, b, value)
-
-
-@rule(aten.addcdiv.default)
-def addcdiv(g: Ops, x: Value, a: Value, b: Value, value: Any = 1) -> Value:
-    return _add_combined(g, "Addcdiv", x, a, b, value)
 
 
 def _add_combined(g: Ops, kind: str, x: Value, a: Value, b: Value, value: Any) -> Value:
@@ -350,14 +312,10 @@ def clamp(g: Ops, x: Value, min: Operand = None, max: Operand = None) -> Value:
     return _limit(g, "Minimum", _limit(g, "Maximum", g.cast(x, g.dtype), min), max)
 
 
-@rule(aten.clamp_min.default, aten.clamp_min.Tensor)
-def clamp_min(g: Ops, x: Value, min: Operand) -> Value:
-    return _limit(g, "Maximum", x, min)
-
-
-@rule(aten.clamp_max.default, aten.clamp_max.Tensor)
-def clamp_max(g: Ops, x: Value, max: Operand) -> Value:
-    return _limit(g, "Minimum", x, max)
+RULES.update({
+    (aten.clamp_min.default, aten.clamp_min.Tensor): lambda g, x, min: _limit(g, "Maximum", x, min),
+    (aten.clamp_max.default, aten.clamp_max.Tensor): lambda g, x, max: _limit(g, "Minimum", x, max),
+})  # fmt: skip
 
 
 def _prefer_number(kind: str) -> Any:
@@ -393,24 +351,9 @@ def nan_to_num(g: Ops, x: Value, nan: Any = None, posinf: Any = None, neginf: An
 # ---- selection and conversion --------------------------------------------------------------------
 
 
-@rule(aten.where.self, aten.where.ScalarSelf, aten.where.ScalarOther, aten.where.Scalar)
-def where(g: Ops, condition: Value, x: Operand, y: Operand) -> Value:
-    return g.where(g.truth(condition), x, y, g.dtype)
-
-
-@rule(aten.masked_fill.Scalar, aten.masked_fill.Tensor)
-def masked_fill(g: Ops, x: Value, mask: Value, value: Operand) -> Value:
-    return g.where(mask, value, x, g.dtype)
-
-
 @rule(prims.convert_element_type.default)
 def convert(g: Ops, x: Value, dtype: torch.dtype) -> Value:
     return g.cast(x, dtype) if x.dtype != dtype else g.op("Identity", x)
-
-
-@rule(aten._to_copy.default)
-def to_copy(g: Ops, x: Value, **options: Any) -> Value:
-    return convert(g, x, g.dtype)
 
 
 @rule(aten.round.decimals)
@@ -446,11 +389,6 @@ def bessel_i0(g: Ops, x: Value) -> Value:
     return g.op("Mul", g.op("BesselI0e", x), g.op("Exp", g.op("Abs", x)))
 
 
-@rule(prims.bessel_i0e.default)
-def bessel_i0e(g: Ops, x: Value) -> Value:
-    return g.op("BesselI0e", x)
-
-
 @rule(aten.heaviside.default)
 def heaviside(g: Ops, x: Value, values: Value) -> Value:
     zero = g.number(0, x.dtype)
@@ -467,3 +405,13 @@ def xlogy(g: Ops, x: Value, y: Value) -> Value:
     zero = g.op("Equal", a, g.number(0, a.dtype))
     plain = g.op("LogicalAnd", zero, g.op("LogicalNot", g.op("IsNan", b)))
     return g.cast(g.where(plain, 0.0, product, a.dtype), g.dtype)
+
+
+RULES.update({
+    (aten.where.self, aten.where.ScalarSelf, aten.where.ScalarOther, aten.where.Scalar):
+        lambda g, condition, x, y: g.where(g.truth(condition), x, y, g.dtype),
+    (aten.masked_fill.Scalar, aten.masked_fill.Tensor):
+        lambda g, x, mask, value: g.where(mask, value, x, g.dtype),
+    aten._to_copy.default: lambda g, x, **options: convert(g, x, g.dtype),
+    prims.bessel_i0e.default: lambda g, x: g.op("BesselI0e", x),
+})  # fmt: skip

@@ -224,9 +224,10 @@ def _scatter(
     return g.op("ScatterElements", x, index, source, axis=dim % x.ndim, reduction=reduction)
 
 
-@rule(aten.scatter.src)
-def scatter_src(g: Ops, x: Value, dim: int, index: Value, src: Value) -> Value:
-    return _scatter(g, x, dim, index, src)
+RULES.update({
+    aten.scatter.src: lambda g, x, dim, index, src: _scatter(g, x, dim, index, src),
+    aten.scatter_add.default: lambda g, x, dim, index, src: _scatter(g, x, dim, index, src, "add"),
+})  # fmt: skip
 
 
 @rule(aten.scatter.value)
@@ -250,11 +251,6 @@ def scatter_value_reduce(
 ) -> Value:
     source = g.full(index.shape, value, x.dtype)
     return _scatter(g, x, dim, index, source, _REDUCTIONS[reduce])
-
-
-@rule(aten.scatter_add.default)
-def scatter_add(g: Ops, x: Value, dim: int, index: Value, src: Value) -> Value:
-    return _scatter(g, x, dim, index, src, "add")
 
 
 @rule(aten.scatter_reduce.two)

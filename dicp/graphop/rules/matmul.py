@@ -24,19 +24,12 @@ def product(g: Ops, x: Value, y: Value) -> Value:
     return g.op(kind, x, y)
 
 
-@rule(aten.mm.default, aten.bmm.default)
-def mm(g: Ops, x: Value, y: Value) -> Value:
-    return product(g, x, y)
-
-
-@rule(aten.mv.default)
-def mv(g: Ops, x: Value, y: Value) -> Value:
-    return g.reshape(product(g, x, g.unsqueeze(y, 1)), g.shape)
-
-
-@rule(aten.dot.default, aten.vdot.default)
-def dot(g: Ops, x: Value, y: Value) -> Value:
-    return g.reshape(product(g, g.unsqueeze(x, 0), g.unsqueeze(y, 1)), [])
+RULES.update({
+    (aten.mm.default, aten.bmm.default): lambda g, x, y: product(g, x, y),
+    aten.mv.default: lambda g, x, y: g.reshape(product(g, x, g.unsqueeze(y, 1)), g.shape),
+    (aten.dot.default, aten.vdot.default):
+        lambda g, x, y: g.reshape(product(g, g.unsqueeze(x, 0), g.unsqueeze(y, 1)), []),
+})  # fmt: skip
 
 
 def _scaled_sum(g: Ops, bias: Value, result: Value, beta: Any, alpha: Any) -> Value:

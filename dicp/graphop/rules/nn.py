@@ -103,14 +103,10 @@ def _is_at_most(g: Ops, x: Value, limit: Any) -> Value:
     return g.op("LessEqual", wide, g.number(limit, wide.dtype))
 
 
-@rule(aten.sigmoid_backward.default)
-def sigmoid_backward(g: Ops, dy: Value, y: Value) -> Value:
-    return g.op("SigmoidGrad", y, dy)
-
-
-@rule(aten.tanh_backward.default)
-def tanh_backward(g: Ops, dy: Value, y: Value) -> Value:
-    return g.op("TanhGrad", y, dy)
+RULES.update({
+    aten.sigmoid_backward.default: lambda g, dy, y: g.op("SigmoidGrad", y, dy),
+    aten.tanh_backward.default: lambda g, dy, y: g.op("TanhGrad", y, dy),
+})  # fmt: skip
 
 
 @rule(aten.hardswish.default)

@@ -30,20 +30,20 @@ def pad(g: Ops, x: Value, widths: Sequence[Any], value: Any = None) -> Value:
     return g.op("Pad", x, g.ints(positive), fill)
 
 
-@rule(aten.constant_pad_nd.default)
-def constant_pad(g: Ops, x: Value, widths: Sequence[Any], value: Any = 0) -> Value:
-    return pad(g, x, widths, value)
-
-
-@rule(aten.reflection_pad1d.default, aten.reflection_pad2d.default, aten.reflection_pad3d.default)
-def reflection_pad(g: Ops, x: Value, widths: Sequence[Any]) -> Value:
-    return _take_padded(g, x, widths, _reflected)
-
-
-@rule(aten.replication_pad1d.default, aten.replication_pad2d.default,
-      aten.replication_pad3d.default)  # fmt: skip
-def replication_pad(g: Ops, x: Value, widths: Sequence[Any]) -> Value:
-    return _take_padded(g, x, widths, _clamped_place)
+RULES.update({
+    aten.constant_pad_nd.default: lambda g, x, widths, value=0: pad(g, x, widths, value),
+    (aten.reflection_pad1d.default, aten.reflection_pad2d.default, aten.reflection_pad3d.default):
+        lambda g, x, widths: _take_padded(g, x, widths, _reflected),
+    (aten.replication_pad1d.default, aten.replication_pad2d.default,
+     aten.replication_pad3d.default):
+        lambda g, x, widths: _take_padded(g, x, widths, _clamped_place),
+    (aten.reflection_pad1d_backward.default, aten.reflection_pad2d_backward.default,
+     aten.reflection_pad3d_backward.default):
+        lambda g, dy, x, widths: _give_padded(g, dy, x, widths, _reflected),
+    (aten.replication_pad1d_backward.default, aten.replication_pad2d_backward.default,
+     aten.replication_pad3d_backward.default):
+        lambda g, dy, x, widths: _give_padded(g, dy, x, widths, _clamped_place),
+})  # fmt: skip
 
 
 def _reflected(g: Ops, place: Value, last: Value) -> Value:
@@ -69,18 +69,6 @@ def _take_padded(g: Ops, x: Value, widths: Sequence[Any], fold: Any) -> Value:
         places = padded_places(g, x.shape[dim], before, after, fold)
         x = g.op("Gather", x, places, g.const(dim, torch.int64))
     return x
-
-
-@rule(aten.reflection_pad1d_backward.default, aten.reflection_pad2d_backward.default,
-      aten.reflection_pad3d_backward.default)  # fmt: skip
-def reflection_pad_backward(g: Ops, dy: Value, x: Value, widths: Sequence[Any]) -> Value:
-    return _give_padded(g, dy, x, widths, _reflected)
-
-
-@rule(aten.replication_pad1d_backward.default, aten.replication_pad2d_backward.default,
-      aten.replication_pad3d_backward.default)  # fmt: skip
-def replication_pad_backward(g: Ops, dy: Value, x: Value, widths: Sequence[Any]) -> Value:
-    return _give_padded(g, dy, x, widths, _clamped_place)
 
 
 def _give_padded(g: Ops, dy: Value, x: Value, widths: Sequence[Any], fold: Any) -> Value:

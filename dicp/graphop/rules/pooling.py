@@ -156,24 +156,16 @@ def _max_backward(g: Ops, dy: Value, x: Value, indices: Value, rank: int) -> Val
     return g.cast(g.reshape(out, x.shape), dy.dtype)
 
 
-@rule(aten.max_pool2d_with_indices_backward.default)
-def max_pool2d_backward(g: Ops, dy: Value, x: Value, *geometry: Any) -> Value:
-    return _max_backward(g, dy, x, geometry[-1], 2)
-
-
-@rule(aten.max_pool3d_with_indices_backward.default)
-def max_pool3d_backward(g: Ops, dy: Value, x: Value, *geometry: Any) -> Value:
-    return _max_backward(g, dy, x, geometry[-1], 3)
-
-
-@rule(aten.adaptive_max_pool2d_backward.default, aten.fractional_max_pool2d_backward.default)
-def adaptive_max_pool2d_backward(g: Ops, dy: Value, x: Value, *rest: Any) -> Value:
-    return _max_backward(g, dy, x, rest[-1], 2)
-
-
-@rule(aten.adaptive_max_pool3d_backward.default, aten.fractional_max_pool3d_backward.default)
-def adaptive_max_pool3d_backward(g: Ops, dy: Value, x: Value, *rest: Any) -> Value:
-    return _max_backward(g, dy, x, rest[-1], 3)
+RULES.update({
+    aten.max_pool2d_with_indices_backward.default:
+        lambda g, dy, x, *geometry: _max_backward(g, dy, x, geometry[-1], 2),
+    aten.max_pool3d_with_indices_backward.default:
+        lambda g, dy, x, *geometry: _max_backward(g, dy, x, geometry[-1], 3),
+    (aten.adaptive_max_pool2d_backward.default, aten.fractional_max_pool2d_backward.default):
+        lambda g, dy, x, *rest: _max_backward(g, dy, x, rest[-1], 2),
+    (aten.adaptive_max_pool3d_backward.default, aten.fractional_max_pool3d_backward.default):
+        lambda g, dy, x, *rest: _max_backward(g, dy, x, rest[-1], 3),
+})  # fmt: skip
 
 
 # ---- averages ------------------------------------------------------------------------------------

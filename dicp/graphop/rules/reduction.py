@@ -24,11 +24,6 @@ def count_of(x: Value, axes: Sequence[int]) -> Any:
     return math.prod([x.shape[a] for a in axes])
 
 
-@rule(aten.sum.default)
-def sum_all(g: Ops, x: Value, dtype: Any = None) -> Value:
-    return sum_dims(g, x, None)
-
-
 @rule(aten.sum.dim_IntList)
 def sum_dims(
     g: Ops, x: Value, dims: Sequence[int] | None, keepdim: bool = False, dtype: Any = None
@@ -37,11 +32,6 @@ def sum_dims(
     if not axes:
         return g.cast(x, g.dtype) if x.dtype != g.dtype else g.op("Identity", x)
     return g.reduce("ReduceSum", g.cast(x, g.dtype), axes, keepdim)
-
-
-@rule(aten.mean.default)
-def mean_all(g: Ops, x: Value, dtype: Any = None) -> Value:
-    return mean_dims(g, x, None)
 
 
 @rule(aten.mean.dim)
@@ -108,6 +98,12 @@ def logsumexp(g: Ops, x: Value, dims: Sequence[int], keepdim: bool = False) -> V
     total = g.reduce("ReduceSum", g.op("Exp", g.sub(wide, shift)), axes, True)
     result = g.add(g.op("Log", total), shift)
     return g.cast(result if keepdim else g.squeeze(result, axes), g.dtype)
+
+
+RULES.update({
+    aten.sum.default: lambda g, x, dtype=None: sum_dims(g, x, None),
+    aten.mean.default: lambda g, x, dtype=None: mean_dims(g, x, None),
+})  # fmt: skip
 
 
 # ---- spread --------------------------------------------------------------------------------------

@@ -20,35 +20,21 @@ RULES = RuleTable()
 rule = RULES.register
 
 
-@rule(aten.view.default, aten._unsafe_view.default, aten.reshape.default, aten.squeeze.default,
-      aten.squeeze.dim, aten.squeeze.dims, aten.unsqueeze.default)  # fmt: skip
-def reshape(g: Ops, x: Value, *sizes: Any, **options: Any) -> Value:
-    return g.reshape(x, g.shape)
-
-
-@rule(aten.expand.default, aten.broadcast_to.default)
-def expand(g: Ops, x: Value, *sizes: Any, **options: Any) -> Value:
-    return g.broadcast(x, g.shape)
-
-
-@rule(aten.alias.default, aten.detach.default, aten.lift_fresh.default, aten.contiguous.default)
-def alias(g: Ops, x: Value, *args: Any, **options: Any) -> Value:
-    return x
-
-
-@rule(aten.clone.default, aten.lift_fresh_copy.default)
-def clone(g: Ops, x: Value, *args: Any, **options: Any) -> Value:
-    return g.op("Identity", x)
-
-
-@rule(aten.copy.default)
-def copy(g: Ops, x: Value, source: Value, non_blocking: bool = False) -> Value:
-    return g.broadcast(g.cast(source, g.dtype), g.shape)
-
-
-@rule(aten.permute.default, prims.transpose.default)
-def permute(g: Ops, x: Value, dims: Sequence[int]) -> Value:
-    return g.transpose(x, [d % x.ndim for d in dims])
+RULES.update({
+    (aten.view.default, aten._unsafe_view.default, aten.reshape.default, aten.squeeze.default,
+     aten.squeeze.dim, aten.squeeze.dims, aten.unsqueeze.default):
+        lambda g, x, *sizes, **options: g.reshape(x, g.shape),
+    (aten.expand.default, aten.broadcast_to.default):
+        lambda g, x, *sizes, **options: g.broadcast(x, g.shape),
+    (aten.alias.default, aten.detach.default, aten.lift_fresh.default, aten.contiguous.default):
+        lambda g, x, *args, **options: x,
+    (aten.clone.default, aten.lift_fresh_copy.default):
+        lambda g, x, *args, **options: g.op("Identity", x),
+    aten.copy.default:
+        lambda g, x, source, non_blocking=False: g.broadcast(g.cast(source, g.dtype), g.shape),
+    (aten.permute.default, prims.transpose.default):
+        lambda g, x, dims: g.transpose(x, [d % x.ndim for d in dims]),
+})  # fmt: skip
 
 
 @rule(aten.transpose.int)
@@ -240,9 +226,7 @@ def as_strided_scatter(
     return g.transpose(g.reshape(flat, memory.shape), inverse(order))
 
 
-@rule(prims.copy_strided.default)
-def copy_strided(g: Ops, x: Value, strides: Sequence[Any]) -> Value:
-    return g.op("Identity", x)
+RULES.add(prims.copy_strided.default, lambda g, x, strides: g.op("Identity", x))
 
 
 @rule(aten.diagonal.default)
@@ -315,14 +299,11 @@ def stack(g: Ops, tensors: Sequence[Value], dim: int = 0) -> Value:
     return g.op("Stack", parts, axis=dim % (parts[0].ndim + 1), N=len(parts))
 
 
-@rule(aten.split.Tensor)
-def split(g: Ops, x: Value, size: Any, dim: int = 0) -> list[Value]:
-    return split_sizes(g, x, [part.shape[dim] for part in g.meta], dim)
-
-
-@rule(aten.split_with_sizes.default)
-def split_with_sizes(g: Ops, x: Value, sizes: Sequence[Any], dim: int = 0) -> list[Value]:
-    return split_sizes(g, x, list(sizes), dim)
+RULES.update({
+    aten.split.Tensor:
+        lambda g, x, size, dim=0: split_sizes(g, x, [part.shape[dim] for part in g.meta], dim),
+    aten.split_with_sizes.default: lambda g, x, sizes, dim=0: split_sizes(g, x, list(sizes), dim),
+})  # fmt: skip
 
 
 def split_sizes(g: Ops, x: Value, sizes: Sequence[Any], dim: int) -> list[Value]:
@@ -378,14 +359,10 @@ def roll(g: Ops, x: Value, shifts: Sequence[Any], dims: Sequence[int] = ()) -> V
 # ---- triangles -----------------------------------------------------------------------------------
 
 
-@rule(aten.tril.default)
-def tril(g: Ops, x: Value, diagonal: Any = 0) -> Value:
-    return _triangle(g, "Tril", x, diagonal)
-
-
-@rule(aten.triu.default)
-def triu(g: Ops, x: Value, diagonal: Any = 0) -> Value:
-    return _triangle(g, "Triu", x, diagonal)
+RULES.update({
+    aten.tril.default: lambda g, x, diagonal=0: _triangle(g, "Tril", x, diagonal),
+    aten.triu.default: lambda g, x, diagonal=0: _triangle(g, "Triu", x, diagonal),
+})  # fmt: skip
 
 
 def _triangle(g: Ops, kind: str, x: Value, diagonal: Any) -> Value:

@@ -95,9 +95,12 @@ def log_sigmoid(lw: Lowering, x: Value) -> tuple[Value, Value]:
     return value, empty
 
 
-@rule(aten.log_sigmoid_backward.default)
-def log_sigmoid_backward(lw: Lowering, g: Value, x: Value, buffer: Any) -> Value:
-    return elementwise(lw, (g, x), lambda g, x: g * sigmoid_of(-x))
+ACTIVATION.update({
+    aten.log_sigmoid_backward.default:
+        lambda lw, g, x, buffer: elementwise(lw, (g, x), lambda g, x: g * sigmoid_of(-x)),
+    aten.glu.default:
+        lambda lw, x, dim=-1: elementwise(lw, _halves(lw, x, dim), lambda a, b: a * sigmoid_of(b)),
+})  # fmt: skip
 
 
 @rule(aten.hardtanh_backward.default)
@@ -161,11 +164,6 @@ def _halves(lw: Lowering, x: Value, dim: int) -> tuple[Value, Value]:
     axis = wrap(dim, x.ndim)
     half = sizes_of(lw.meta().shape)[axis]
     return narrow(lw, x, axis, 0, 1, half), narrow(lw, x, axis, half, 1, half)
-
-
-@rule(aten.glu.default)
-def glu(lw: Lowering, x: Value, dim: int = -1) -> Value:
-    return elementwise(lw, _halves(lw, x, dim), lambda a, b: a * sigmoid_of(b))
 
 
 @rule(aten._prelu_kernel.default)

@@ -45,9 +45,7 @@ for _op in (aten.ones, aten.ones_like, aten.new_ones):
     CREATION.add(_op, _filled(1))
 
 
-@rule(aten.scalar_tensor)
-def scalar_tensor(lw: Lowering, value: Any, **kwargs: Any) -> Value:
-    return full(lw, value)
+CREATION.add(aten.scalar_tensor, lambda lw, value, **kwargs: full(lw, value))
 
 
 @rule(aten.arange.start_step, aten.arange.start, aten.arange.default)

@@ -178,16 +178,6 @@ def add(lw: Lowering, a: Any, b: Any, alpha: Any = 1) -> Value:
     return elementwise(lw, (a, b), lambda x, y: _plus(lw, x, y, alpha))
 
 
-@rule(aten.sub.Tensor, aten.sub.Scalar)
-def sub(lw: Lowering, a: Any, b: Any, alpha: Any = 1) -> Value:
-    return elementwise(lw, (a, b), lambda x, y: _minus(lw, x, y, alpha))
-
-
-@rule(aten.rsub.Tensor, aten.rsub.Scalar)
-def rsub(lw: Lowering, a: Any, b: Any, alpha: Any = 1) -> Value:
-    return elementwise(lw, (a, b), lambda x, y: _minus(lw, y, x, alpha))
-
-
 def _plus(lw: Lowering, x: Expr, y: Expr, alpha: Any) -> Expr:
     """x + alpha * y, rounded once as eager does it."""
     if isinstance(alpha, (int, float)) and alpha == 1:
@@ -227,11 +217,6 @@ def div(lw: Lowering, a: Any, b: Any, rounding_mode: str | None = None) -> Value
     # eager rounds a dividend that is a number to the dtype, and no divisor
     taken = ir.as_stored if is_number(a) else lambda x: x
     return elementwise(lw, (a, b), lambda x, y: apply(op, dtype, taken(x), y))
-
-
-@rule(aten.floor_divide)
-def floor_divide(lw: Lowering, a: Any, b: Any) -> Value:
-    return div(lw, a, b, "floor")
 
 
 @rule(aten.pow.Tensor_Tensor, aten.pow.Tensor_Scalar, aten.pow.Scalar)
@@ -299,11 +284,6 @@ def where(lw: Lowering, condition: Value, a: Any, b: Any) -> Value:
     return lw.pointwise(sizes_of(meta.shape), meta.dtype, body)
 
 
-@rule(aten.masked_fill.Scalar, aten.masked_fill.Tensor)
-def masked_fill(lw: Lowering, x: Value, mask: Value, value: Any) -> Value:
-    return where(lw, mask, value, x)
-
-
 @rule(aten.clamp.default, aten.clamp.Tensor)
 def clamp(lw: Lowering, x: Value, low: Any = None, high: Any = None) -> Value:
     dtype = lw.meta().dtype
@@ -321,16 +301,6 @@ def clamp(lw: Lowering, x: Value, low: Any = None, high: Any = None) -> Value:
         return limited("minimum", e, rest.pop(0), high) if high is not None else e
 
     return elementwise(lw, (x, *args), body)
-
-
-@rule(aten.clamp_min.default, aten.clamp_min.Tensor)
-def clamp_min(lw: Lowering, x: Value, low: Any) -> Value:
-    return clamp(lw, x, low, None)
-
-
-@rule(aten.clamp_max.default, aten.clamp_max.Tensor)
-def clamp_max(lw: Lowering, x: Value, high: Any) -> Value:
-    return clamp(lw, x, None, high)
 
 
 def unary(fn: Callable[[Expr], Expr]) -> Callable[..., Value]:
@@ -417,25 +387,10 @@ def silu_backward(lw: Lowering, g: Value, x: Value) -> Value:
     return elementwise(lw, (g, x), body)
 
 
-@rule(aten.sigmoid_backward)
-def sigmoid_backward(lw: Lowering, g: Value, y: Value) -> Value:
-    return elementwise(lw, (g, y), lambda g, y: g * (1.0 - y) * y)
-
-
-@rule(aten.tanh_backward)
-def tanh_backward(lw: Lowering, g: Value, y: Value) -> Value:
-    return elementwise(lw, (g, y), lambda g, y: g * (1.0 - y * y))
-
-
 @rule(aten.threshold_backward)
 def threshold_backward(lw: Lowering, g: Value, x: Value, threshold: Any) -> Value:
     limit = lw.scalar(threshold, lw.meta().dtype)  # not rounded to a short float, as in eager
     return elementwise(lw, (g, x), lambda g, x: select(compare("le", x, limit), 0, g))
-
-
-@rule(aten.hardtanh)
-def hardtanh(lw: Lowering, x: Value, low: Any = -1.0, high: Any = 1.0) -> Value:
-    return clamp(lw, x, low, high)
 
 
 @rule(aten.leaky_relu)
@@ -506,6 +461,22 @@ def nan_to_num(
         return select(apply("isnan", torch.bool, e), instead, e)
 
     return elementwise(lw, (x,), body)
+
+
+POINTWISE.update({
+    (aten.sub.Tensor, aten.sub.Scalar):
+        lambda lw, a, b, alpha=1: elementwise(lw, (a, b), lambda x, y: _minus(lw, x, y, alpha)),
+    (aten.rsub.Tensor, aten.rsub.Scalar):
+        lambda lw, a, b, alpha=1: elementwise(lw, (a, b), lambda x, y: _minus(lw, y, x, alpha)),
+    aten.floor_divide: lambda lw, a, b: div(lw, a, b, "floor"),
+    (aten.masked_fill.Scalar, aten.masked_fill.Tensor):
+        lambda lw, x, mask, value: where(lw, mask, value, x),
+    (aten.clamp_min.default, aten.clamp_min.Tensor): lambda lw, x, low: clamp(lw, x, low, None),
+    (aten.clamp_max.default, aten.clamp_max.Tensor): lambda lw, x, high: clamp(lw, x, None, high),
+    aten.sigmoid_backward: lambda lw, g, y: elementwise(lw, (g, y), lambda g, y: g * (1.0 - y) * y),
+    aten.tanh_backward: lambda lw, g, y: elementwise(lw, (g, y), lambda g, y: g * (1.0 - y * y)),
+    aten.hardtanh: lambda lw, x, low=-1.0, high=1.0: clamp(lw, x, low, high),
+})  # fmt: skip
 
 
 __all__ = ["POINTWISE", "broadcast_shapes", "compare", "elementwise", "select"]

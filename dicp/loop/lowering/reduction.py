@@ -147,14 +147,12 @@ def _truth(lw: Lowering, op: str, x: Value, axes: list[int], keepdim: bool) -> V
     return lw.cast(value, lw.meta().dtype)
 
 
-@rule(aten.any.default, aten.any.dim, aten.any.dims)
-def any_(lw: Lowering, x: Value, dim: Any = None, keepdim: bool = False) -> Value:
-    return _truth(lw, "any", x, axes_of(x, dim), keepdim)
-
-
-@rule(aten.all.default, aten.all.dim, aten.all.dims)
-def all_(lw: Lowering, x: Value, dim: Any = None, keepdim: bool = False) -> Value:
-    return _truth(lw, "all", x, axes_of(x, dim), keepdim)
+REDUCTION.update({
+    (aten.any.default, aten.any.dim, aten.any.dims):
+        lambda lw, x, dim=None, keepdim=False: _truth(lw, "any", x, axes_of(x, dim), keepdim),
+    (aten.all.default, aten.all.dim, aten.all.dims):
+        lambda lw, x, dim=None, keepdim=False: _truth(lw, "all", x, axes_of(x, dim), keepdim),
+})  # fmt: skip
 
 
 def moments(

@@ -214,14 +214,11 @@ def _scatter(lw: Lowering, x: Value, dim: int, index: Value, source: Any, op: st
     return _scattered_along(lw, x, dim, index.shape, body, places.at, op)
 
 
-@rule(aten.scatter.src, aten.scatter.value)
-def scatter(lw: Lowering, x: Value, dim: int, index: Value, source: Any) -> Value:
-    return _scatter(lw, x, dim, index, source, "store")
-
-
-@rule(aten.scatter_add)
-def scatter_add(lw: Lowering, x: Value, dim: int, index: Value, source: Value) -> Value:
-    return _scatter(lw, x, dim, index, source, "sum")
+SCATTER.update({
+    (aten.scatter.src, aten.scatter.value):
+        lambda lw, x, dim, index, source: _scatter(lw, x, dim, index, source, "store"),
+    aten.scatter_add: lambda lw, x, dim, index, source: _scatter(lw, x, dim, index, source, "sum"),
+})  # fmt: skip
 
 
 _REDUCE = {"add": "sum", "multiply": "prod", "sum": "sum", "prod": "prod", "amax": "max",

@@ -13,6 +13,7 @@ from dicp.config import Config
 from dicp.fused_attention import ANY_ATTENTION
 from dicp.graphop.builder import Builder
 from dicp.graphop.program import Graph, Item, Node, Slot
+from dicp.graphop.simulator import Headers
 from dicp.graphop.target import GraphTarget, GraphUnit
 from dicp.target import Check, Facts, tensors_of
 from dicp.toolchain import address_of
@@ -81,6 +82,7 @@ class AscendTarget(GraphTarget):
 
     def __init__(self) -> None:
         self._drivers: dict[str, Driver] = {}
+        self._headers = Headers(self.name)
         self._probed: dict[Cann, Installed] = {}
 
     def installed(self, config: Config) -> Installed:
@@ -139,7 +141,8 @@ class AscendTarget(GraphTarget):
     def compile(self, unit: GraphUnit, cache: Cache, config: Config) -> Mapping[str, bytes]:
         toolchain = find_toolchain(config)
         driver = self._driver(toolchain, cache)
-        shared = compile_shared(toolchain, unit.text, symbols=(ENTRY,), cache=cache)
+        headers = (self._headers, cache)
+        shared = compile_shared(toolchain, unit.text, symbols=(ENTRY,), headers=headers)
         define = address_of(self.name, shared, ENTRY)
         precision = PRECISION_MODES[config.precision]
         model = driver.build(define, unit.name, precision, unit.options)

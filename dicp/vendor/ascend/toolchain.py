@@ -15,7 +15,7 @@ from dicp import toolchain as host
 from dicp.cache import Cache, key_of
 from dicp.config import Config
 from dicp.errors import SimulatorForbiddenError, SimulatorWarning
-from dicp.graphop.simulator import HEADER_FLAGS, precompiled, with_header
+from dicp.graphop.simulator import HEADER_FLAGS, Headers, with_header
 from dicp.vendor.ascend.installation import Cann, checked, device_count, locate_cann
 
 FOLDER = Path(__file__).parent
@@ -118,10 +118,10 @@ def _simulator_sources() -> list[str]:
 
 def compile_shared(
     toolchain: Toolchain, *sources: str, flags: tuple[str, ...] = (), symbols: Collection[str] = (),
-    cache: Cache | None = None,
+    headers: tuple[Headers, Cache] | None = None,
 ) -> bytes:  # fmt: skip
     """The shared object built from source texts, which defines `symbols`; for the simulator with
-    the headers that `cache` has.
+    `headers` parsed.
 
     Raises CompilerError and ToolchainError.
     """
@@ -130,8 +130,9 @@ def compile_shared(
     own = SIMULATOR_FLAGS if toolchain.simulated else ()
     command = (*toolchain.compiler, *FLAGS, *own, *flags, *(f"-I{path}" for path in includes))
     units = tuple(files)
-    if toolchain.simulated and cache is not None:
-        files |= precompiled(TARGET, command, sources[0], toolchain.identity, cache)
+    if toolchain.simulated and headers is not None:
+        parsed, cache = headers
+        files |= parsed.files(command, sources[0], toolchain.identity, cache)
         command += HEADER_FLAGS
     command += (*units, "-o", host.OUTPUT)
     if toolchain.cann is not None:

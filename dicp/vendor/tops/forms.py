@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -56,52 +55,26 @@ def truncate_div(g: Hlir, x: Value, y: Value) -> Value:
     return g.op("Trunc", quotient) if x.dtype.is_floating_point else quotient
 
 
-@form("Gelu")
-def gelu(g: Hlir, x: Value, approximate: str) -> Value:
-    return g.hlir("Gelu", x, approximate=approximate == "tanh")
-
-
-@form("GeluGrad")
-def gelu_grad(g: Hlir, dy: Value, x: Value, approximate: str) -> Value:
-    return g.hlir("GeluGrad", dy, x, approximate=approximate == "tanh")
-
-
-@form("HardSwishGrad")
-def hard_swish_grad(g: Hlir, dy: Value, x: Value) -> Value:
-    return g.hlir("HardSwishGrad", dy, x, offset=3.0, threshold=6.0, scale=6.0)
+FORMS |= {
+    "Gelu": lambda g, x, approximate: g.hlir("Gelu", x, approximate=approximate == "tanh"),
+    "GeluGrad":
+        lambda g, dy, x, approximate: g.hlir("GeluGrad", dy, x, approximate=approximate == "tanh"),
+    "HardSwishGrad":
+        lambda g, dy, x: g.hlir("HardSwishGrad", dy, x, offset=3.0, threshold=6.0, scale=6.0),
+}  # fmt: skip
 
 
 # ---- shapes --------------------------------------------------------------------------------------
 
 
-@form("Cast")
-def cast(g: Hlir, x: Value, dst_type: torch.dtype) -> Value:
-    return g.cast(x, dst_type)
-
-
-@form("Transpose")
-def transpose(g: Hlir, x: Value, perm: Value) -> Value:
-    return g.transpose(x, known(perm))
-
-
-@form("Reshape")
-def reshape(g: Hlir, x: Value, shape: Value) -> Value:
-    return g.reshape(x, known(shape))
-
-
-@form("BroadcastTo")
-def broadcast_to(g: Hlir, x: Value, shape: Value) -> Value:
-    return g.broadcast(x, known(shape))
-
-
-@form("Fill")
-def fill(g: Hlir, dims: Value, value: Value) -> Value:
-    return g.broadcast(value, known(dims))
-
-
-@form("Concat")
-def concat(g: Hlir, parts: Sequence[Value], concat_dim: int, N: int) -> Value:
-    return g.concat(parts, concat_dim)
+FORMS |= {
+    "Cast": lambda g, x, dst_type: g.cast(x, dst_type),
+    "Transpose": lambda g, x, perm: g.transpose(x, known(perm)),
+    "Reshape": lambda g, x, shape: g.reshape(x, known(shape)),
+    "BroadcastTo": lambda g, x, shape: g.broadcast(x, known(shape)),
+    "Fill": lambda g, dims, value: g.broadcast(value, known(dims)),
+    "Concat": lambda g, parts, concat_dim, N: g.concat(parts, concat_dim),
+}  # fmt: skip
 
 
 @form("StridedSlice")
@@ -151,9 +124,9 @@ def top_k(g: Hlir, x: Value, k: Value, sorted: bool, dim: int, largest: bool) ->
     return g.own("TopK", x, k=known(k)[0], axis=dim, sorted=sorted, largest=largest)
 
 
-@form("Softmax")
-def softmax(g: Hlir, x: Value, axes: Sequence[int]) -> Value:
-    return g.hlir("Softmax", x, axis=axes[0], accurate=True)
+FORMS |= {
+    "Softmax": lambda g, x, axes: g.hlir("Softmax", x, axis=axes[0], accurate=True),
+}  # fmt: skip
 
 
 # ---- products ------------------------------------------------------------------------------------
@@ -200,9 +173,11 @@ def _take(g: Hlir, x: Value, indices: Value, axis: int) -> Value:
     return g.hlir("Gather", x, indices, dims=dims, sizes=sizes, sorted=False, type=kind)
 
 
-@form("Gather")
-def gather(g: Hlir, x: Value, indices: Value, axis: Value) -> Value:
-    return _take(g, x, indices, known(axis)[0] % x.ndim)
+FORMS |= {
+    "Gather": lambda g, x, indices, axis: _take(g, x, indices, known(axis)[0] % x.ndim),
+    "ScatterNDUpdate": lambda g, x, indices, updates: _scatter(g, x, indices, updates, "none"),
+    "ScatterNDAdd": lambda g, x, indices, updates: _scatter(g, x, indices, updates, "add"),
+}  # fmt: skip
 
 
 @form("GatherND")
@@ -233,16 +208,6 @@ def scatter_elements(
     g: Hlir, x: Value, index: Value, updates: Value, axis: int, reduction: str = "none"
 ) -> Value:
     return _scatter(g, x, places_along(g, index, axis), updates, reduction)
-
-
-@form("ScatterNDUpdate")
-def scatter_nd_update(g: Hlir, x: Value, indices: Value, updates: Value) -> Value:
-    return _scatter(g, x, indices, updates, "none")
-
-
-@form("ScatterNDAdd")
-def scatter_nd_add(g: Hlir, x: Value, indices: Value, updates: Value) -> Value:
-    return _scatter(g, x, indices, updates, "add")
 
 
 class Tops(Hlir):

@@ -41,14 +41,12 @@ def divide(x: Tensor, y: Tensor) -> Tensor:
     return torch.div(x, torch.where(y == 0, 1, y), rounding_mode="trunc")
 
 
-@op("Compare")
-def compare(x: Tensor, y: Tensor, direction: str) -> Tensor:
-    return DIRECTIONS[direction](x, y)
-
-
-@op("Convert")
-def convert(x: Tensor, type: ResultType) -> Tensor:
-    return x.to(type.dtype)
+SEMANTICS.update({
+    "Compare": lambda x, y, direction: DIRECTIONS[direction](x, y),
+    "Convert": lambda x, type: x.to(type.dtype),
+    "HardSwishGrad":
+        lambda dy, x, offset, threshold, scale: torch.ops.aten.hardswish_backward(dy, x),
+})  # fmt: skip
 
 
 @op("Gelu")
@@ -63,17 +61,15 @@ def gelu_grad(dy: Tensor, x: Tensor, approximate: bool) -> Tensor:
     return torch.ops.aten.gelu_backward(dy, x, approximate=word)
 
 
-@op("HardSwishGrad")
-def hard_swish_grad(dy: Tensor, x: Tensor, offset: float, threshold: float, scale: float) -> Tensor:
-    return torch.ops.aten.hardswish_backward(dy, x)
-
-
 # ---- shapes --------------------------------------------------------------------------------------
 
 
-@op("Reshape")
-def reshape(x: Tensor, type: ResultType) -> Tensor:
-    return x.reshape(type.dims)
+SEMANTICS.update({
+    "Reshape": lambda x, type: x.reshape(type.dims),
+    "Transpose": lambda x, perm: x.permute(tuple(perm)),
+    "Reverse": lambda x, dims, type: x.flip(tuple(dims)),
+    "Concatenate": lambda xs, axis: torch.cat(list(xs), axis),
+})  # fmt: skip
 
 
 @op("BroadcastInDim")
@@ -84,11 +80,6 @@ def broadcast_in_dim(x: Tensor, dims: Sequence[int], type: ResultType) -> Tensor
     return x.reshape(shape).expand(type.dims)
 
 
-@op("Transpose")
-def transpose(x: Tensor, perm: Sequence[int]) -> Tensor:
-    return x.permute(tuple(perm))
-
-
 @op("Slice")
 def slice_of(
     x: Tensor, start: Sequence[Any], limit: Sequence[Any], stride: Sequence[Any]
@@ -96,16 +87,6 @@ def slice_of(
     for dim, (first, last, step) in enumerate(zip(start, limit, stride, strict=True)):
         x = torch.ops.aten.slice(x, dim, first, last, step)
     return x
-
-
-@op("Reverse")
-def reverse(x: Tensor, dims: Sequence[int], type: ResultType) -> Tensor:
-    return x.flip(tuple(dims))
-
-
-@op("Concatenate")
-def concatenate(xs: Sequence[Tensor], axis: int) -> Tensor:
-    return torch.cat(list(xs), axis)
 
 
 @op("Iota")
@@ -139,24 +120,12 @@ for _kind, _function in (
     op(_kind)(_reduction(_function))
 
 
-@op("ArgMax")
-def arg_max(x: Tensor, axis: int, keepdim: bool) -> Tensor:
-    return x.argmax(axis, keepdim)
-
-
-@op("ArgMin")
-def arg_min(x: Tensor, axis: int, keepdim: bool) -> Tensor:
-    return x.argmin(axis, keepdim)
-
-
-@op("TopK")
-def top_k(x: Tensor, k: Any, axis: int, sorted: bool, largest: bool) -> Sequence[Tensor]:
-    return tuple(x.topk(k, axis, largest, sorted))
-
-
-@op("Softmax")
-def softmax(x: Tensor, axis: int, accurate: bool) -> Tensor:
-    return torch.softmax(x, axis)
+SEMANTICS.update({
+    "ArgMax": lambda x, axis, keepdim: x.argmax(axis, keepdim),
+    "ArgMin": lambda x, axis, keepdim: x.argmin(axis, keepdim),
+    "TopK": lambda x, k, axis, sorted, largest: tuple(x.topk(k, axis, largest, sorted)),
+    "Softmax": lambda x, axis, accurate: torch.softmax(x, axis),
+})  # fmt: skip
 
 
 # ---- products ------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ from dicp.graphop.padding import padding_refusal
 from dicp.graphop.program import Graph, Item, Node
 from dicp.graphop.rewrite import rewritten
 from dicp.graphop.rules import RULES
+from dicp.graphop.simulator import Headers
 from dicp.graphop.target import GraphTarget, GraphUnit
 from dicp.target import Check, Facts, tensors_of
 from dicp.toolchain import address_of
@@ -60,6 +61,7 @@ class TopsTarget(GraphTarget):
 
     def __init__(self) -> None:
         self._drivers: dict[str, Driver] = {}
+        self._headers = Headers(self.name)
 
     def devices(self, config: Config) -> frozenset[str]:
         return super().devices(config) | ({"dipu"} if config.vendor.get("dipu") else set())
@@ -108,7 +110,8 @@ class TopsTarget(GraphTarget):
     def compile(self, unit: GraphUnit, cache: Cache, config: Config) -> Mapping[str, bytes]:
         toolchain = find_toolchain(config)
         driver = self._driver(toolchain, cache)
-        shared = compile_shared(toolchain, unit.text, symbols=(ENTRY,), cache=cache)
+        headers = (self._headers, cache)
+        shared = compile_shared(toolchain, unit.text, symbols=(ENTRY,), headers=headers)
         with driver.building:
             if driver.simulator is not None:
                 driver.simulator.stated = unit.options.split("\n")

@@ -14,7 +14,7 @@ from dicp import toolchain as host
 from dicp.cache import Cache, key_of
 from dicp.config import Config, vendor_variable
 from dicp.errors import SimulatorForbiddenError
-from dicp.graphop.simulator import HEADER_FLAGS, precompiled, with_header
+from dicp.graphop.simulator import HEADER_FLAGS, Headers, with_header
 
 FOLDER = Path(__file__).parent
 INCLUDES = FOLDER / "simulator" / "include"
@@ -121,10 +121,10 @@ def _driver_source(simulated: bool) -> str:
 
 def compile_shared(
     toolchain: Toolchain, source: str, flags: tuple[str, ...] = (), symbols: Collection[str] = (),
-    cache: Cache | None = None,
+    headers: tuple[Headers, Cache] | None = None,
 ) -> bytes:  # fmt: skip
     """The shared object built from a source text, which defines `symbols`; for the simulator with
-    the headers that `cache` has.
+    `headers` parsed.
 
     Raises CompilerError and ToolchainError.
     """
@@ -135,8 +135,9 @@ def compile_shared(
     include = INCLUDES if sdk is None else sdk.root / "include"
     command = (*toolchain.compiler, *FLAGS, *own, *flags, f"-I{include}")
     files: dict[str, str | bytes] = {UNIT: source}
-    if sdk is None and cache is not None:
-        files |= precompiled(TARGET, command, source, toolchain.identity, cache)
+    if sdk is None and headers is not None:
+        parsed, cache = headers
+        files |= parsed.files(command, source, toolchain.identity, cache)
         command += HEADER_FLAGS
     command += (UNIT, "-o", host.OUTPUT)
     if sdk is not None:
