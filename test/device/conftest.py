@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from support.forked import TORCH, server
 
 ROOT = Path(__file__).resolve().parents[2]
 Run = Callable[..., subprocess.CompletedProcess[str]]
@@ -24,17 +24,10 @@ def run() -> Run:
     def run_program(
         program: str | Path, *arguments: str, ok: bool = True, **environment: str
     ) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-W", "ignore", "-c", program]
-        if isinstance(program, Path):
-            command = [sys.executable, str(program)]
+        command = [program] if isinstance(program, Path) else ["-W", "ignore", "-c", program]
         given = [environment.pop("PYTHONPATH", ""), os.environ.get("PYTHONPATH", "")]
         path = os.pathsep.join([str(ROOT), *filter(None, given)])
         variables = {**os.environ, "PYTHONPATH": path, **environment}
-        done = subprocess.run(
-            [*command, *arguments], capture_output=True, text=True, timeout=280, env=variables,
-            cwd=ROOT,
-        )  # fmt: skip
-        assert not ok or done.returncode == 0, done.stdout + done.stderr
-        return done
+        return server(*TORCH).run([*command, *arguments], env=variables, cwd=ROOT, check=ok)
 
     return run_program

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,6 +10,7 @@ import pytest
 import torch
 from operators import OPERATORS
 from runner import DTYPES, Case, Operand, Operator, Run, main
+from support.forked import COMPILER, server
 
 FOLDER = Path(__file__).parent
 NO_SCRIPTS = {"runner", "operators", "test_scripts"}
@@ -32,9 +31,8 @@ def test_every_operator_has_a_script() -> None:
 
 
 def test_a_script_runs_on_several_platforms_and_says_what_runs() -> None:
-    command = [sys.executable, "relu.py", "--cpu", "--metax", "--dtypes", "f32", "--repeat", "2"]
-    result = subprocess.run(command, cwd=FOLDER, capture_output=True, text=True)
-    assert result.returncode == 0, result.stderr
+    command = ["relu.py", "--cpu", "--metax", "--dtypes", "f32", "--repeat", "2"]
+    result = server(*COMPILER).run(command, cwd=FOLDER, check=True)
     lines = result.stdout.splitlines()
     for backend in ("cpugraph", "macagraph"):
         own = [line for line in lines if line.startswith(f"{backend} float32")]

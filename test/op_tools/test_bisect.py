@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import math
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 from faults import KINDS, as_if, aten, planted
+from support.forked import COMPILER, server
 
 from dicp.op_tools import bisect
 from dicp.op_tools.script_run import RunResult, RunSpec, ScriptRun
@@ -107,7 +106,7 @@ def test_the_operator_is_found_with_kernel_line_and_reproducer(
         assert float(rows["error"].split(",")[0]) > 1e-3 and float(rows["operator alone"]) > 1e-3
     assert text.count("\nrun ") + 1 == runs
     script = rows["reproducer"]
-    done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=True)
+    done = server(*COMPILER).run([script], check=True)
     assert "True" in done.stdout, "without the fault the kernel is right"
 
 
@@ -178,9 +177,6 @@ def test_usage_errors(arguments: list[str], says: str, capsys: pytest.CaptureFix
 
 def test_the_command_line_runs_the_script_in_processes_of_its_own() -> None:
     Path("train.py").write_text(SCRIPT.replace("range(5)", "range(2)"))
-    done = subprocess.run(
-        [sys.executable, "-m", "dicp.op_tools.bisect", "train.py", "--backend", "cpugraph"],
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    command = ["-m", "dicp.op_tools.bisect", "train.py", "--backend", "cpugraph"]
+    done = server(*COMPILER).run(command, check=True)
     assert done.stdout.splitlines()[-1] == "bisect: loss agrees after 2 runs"

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 import torch.nn.functional as F
 from faults import as_if, aten, lines_of, planted, with_args
+from support.forked import COMPILER, server
 
 from dicp import op_tools
 from dicp.op_tools.run_op_from_data import find_captures
@@ -170,10 +169,7 @@ def test_captures_of_kernels_run_on_their_own() -> None:
     root = Path("op_tools_results/op_capture_results")
     folders = [f for f in find_captures(root) if "tanh" in f.relative_to(root).parts[0]]
     assert folders
-    done = subprocess.run(
-        [sys.executable, str(folders[0] / "reproduce.py")],
-        capture_output=True, text=True, check=True,
-    )  # fmt: skip
+    done = server(*COMPILER).run([folders[0] / "reproduce.py"], check=True)
     assert done.stdout.splitlines() == ["0 True"]
 
 

@@ -6,14 +6,13 @@ import csv
 import errno
 import math
 import re
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 import torch.nn.functional as F
+from support.forked import COMPILER, server
 
 from dicp import op_tools
 from dicp.errors import ToolVariableError, ToolWarning
@@ -152,9 +151,7 @@ def test_records_are_written_at_exit() -> None:
         "import torch\nfrom dicp import op_tools\n"
         "op_tools.OpTimeMeasure(quiet=True).start()\ntorch.add(torch.ones(2), 1)\n"
     )
-    done = subprocess.run(
-        [sys.executable, "program.py"], capture_output=True, text=True, check=True
-    )
+    done = server(*COMPILER).run(["program.py"], check=True)
     (file,) = Path("op_tools_results/op_time_measure_result").iterdir()
     assert f"op elasped info saved to {file}" in done.stdout
     assert "torch.add" in {row[0] for row in csv.reader(file.open())}

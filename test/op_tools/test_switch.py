@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
-import sys
 from pathlib import Path
+
+from support.forked import COMPILER, server
 
 NOTHING_REPLACED = """
 import torch
@@ -48,10 +48,7 @@ assert torch.nn.Module.__call__ is plain
 
 def run(program: str, **variables: str) -> str:
     environment = {**os.environ, **variables}
-    done = subprocess.run([sys.executable, "-c", program], env=environment, text=True,
-                          capture_output=True, check=False)  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    return server(*COMPILER).run(["-c", program], env=environment, check=True).stdout
 
 
 def test_nothing_is_replaced_on_request() -> None:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support.forked import COMPILER, server
 from synthetic import write_dump
 
 from dicp.report import write_report
@@ -73,18 +72,8 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def real(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The report of a script: training with a graph break, an eager operator, a tool that finds."""
     folder = tmp_path_factory.mktemp("real")
-    command = [
-        sys.executable,
-        "-m",
-        "dicp",
-        "report",
-        "--out",
-        "page.html",
-        str(SCRIPT),
-        "cpugraph",
-    ]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    command = ["-m", "dicp", "report", "--out", "page.html", SCRIPT, "cpugraph"]
+    done = server(*COMPILER).run(command, cwd=folder, check=True)
     assert "the script printed this" in done.stdout
     return folder / "page.html"
 

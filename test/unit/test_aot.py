@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import json
-import subprocess
 import sys
 import warnings
 from collections.abc import Callable, Sequence
@@ -13,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.forked import COMPILER, server
 from torch import fx, nn
 
 from dicp import torch_private
@@ -563,12 +563,7 @@ def test_outside_dynamo_nothing_is_stored(cache: Cache) -> None:
 
 def test_second_process_compiles_nothing(tmp_path: Path) -> None:
     runs = [
-        subprocess.run(
-            [sys.executable, __file__, str(tmp_path / "cache")],
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout.splitlines()[-1]
+        server(*COMPILER).run([__file__, tmp_path / "cache"], check=True).stdout.splitlines()[-1]
         for _ in range(2)
     ]
     first, second = map(json.loads, runs)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 import types
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.forked import COMPILER, server
 from typer.testing import CliRunner, Result
 
 from dicp import cli
@@ -194,8 +194,7 @@ def test_cache_gc(cache: Cache) -> None:
 
 def test_module_prints_an_error_without_a_trace(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DICP_FUSE", "maybe")
-    command = [sys.executable, "-m", "dicp", "cache", "info"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    done = server(*COMPILER).run(["-m", "dicp", "cache", "info"])
     assert done.returncode == 1 and done.stdout == ""
     assert done.stderr == (
         "error: environment variable DICP_FUSE is 'maybe'; expected one of 1, true, on, yes, 0, "

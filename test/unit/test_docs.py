@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.forked import COMPILER, server
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))  # `benchmarks`, however pytest starts
@@ -49,11 +50,10 @@ def test_python_blocks_run_in_order(page: Path) -> None:
 def test_commands_work(command: str) -> None:
     program, *arguments = command.split()
     if program == "make":  # what takes minutes to an hour is listed, not run
-        run = ["make", "-n", *arguments]
+        subprocess.run(["make", "-n", *arguments], check=True, capture_output=True, cwd=ROOT)
     else:
         assert program == "python", "only commands of Python and make are run here"
-        run = [sys.executable, *arguments]
-    subprocess.run(run, check=True, capture_output=True, cwd=ROOT)
+        server(*COMPILER).run(arguments, check=True, cwd=ROOT)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)

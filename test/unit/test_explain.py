@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from support.forked import COMPILER, server
 from torch import Tensor, nn
 from torch._decomp import decompositions
 
@@ -136,8 +137,8 @@ def test_the_exit_report_lists_graph_breaks() -> None:
         "layer = torch.nn.RNN(2, 2)\n"
         "torch.compile(layer, backend='cpugraph', options={'timings': True})(torch.rand(1, 1, 2))\n"
     )
-    done = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True)
-    assert b"graph break at RNN(2, 2)" in done.stderr and b"set rnn=True" in done.stderr
+    done = server(*COMPILER).run(["-c", program], check=True)
+    assert "graph break at RNN(2, 2)" in done.stderr and "set rnn=True" in done.stderr
 
 
 def test_a_failure_before_any_function_is_listed_without_a_place(

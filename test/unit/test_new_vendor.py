@@ -7,11 +7,14 @@ import re
 import subprocess
 import sysconfig
 import venv
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from support.forked import COMPILER, Server
 from typer.testing import CliRunner
 
 from dicp.cli import app
@@ -127,7 +130,7 @@ print("all right")
 class Installed:
     """A fresh virtual environment with both packages installed, and a folder to work in."""
 
-    python: Path
+    server: Server
     folder: Path
 
     def package(self, name: str) -> Path:
@@ -135,7 +138,7 @@ class Installed:
         return self.folder / f"{name}_dicp"
 
     def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        return self.started([str(self.python), "-W", "ignore", *arguments], "elsewhere")
+        return self.server.run(["-W", "ignore", *arguments], **self.place("elsewhere"))
 
     def shell(self, commands: str) -> subprocess.CompletedProcess[str]:
         """A block of commands as a user types it, up to the first that fails."""
@@ -144,18 +147,20 @@ class Installed:
         commands = re.sub(
             r"^pytest", "python -m pytest -q -p no:cacheprovider", commands, flags=re.M
         )
-        return self.started(["bash", "-e", "-c", commands], "page")
-
-    def started(self, command: list[str], folder: str) -> subprocess.CompletedProcess[str]:
-        path = f"{self.python.parent}:{os.environ['PATH']}"
         return subprocess.run(
-            command, cwd=self.folder / folder, capture_output=True, text=True, check=False,
-            env={**os.environ, "PYTHONPATH": str(ROOT), "PATH": path},
+            ["bash", "-e", "-c", commands], capture_output=True, text=True, check=False,
+            **self.place("page"),
         )  # fmt: skip
+
+    def place(self, folder: str) -> dict[str, Any]:
+        """The folder that a program starts in, and its environment, where `python` is a command."""
+        path = f"{self.folder}:{os.environ['PATH']}"
+        env = {**os.environ, "PYTHONPATH": str(ROOT), "PATH": path}
+        return {"cwd": self.folder / folder, "env": env}
 
 
 @pytest.fixture(scope="module")
-def installed(tmp_path_factory: pytest.TempPathFactory) -> Installed:
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installed]:
     """What `pip install -e DIR` gives; torch and the tools come from this environment."""
     folder = tmp_path_factory.mktemp("packages")
     for name in ("elsewhere", "page"):
@@ -167,11 +172,14 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Installed:
     (Path(own) / "tools.pth").write_text(f"import site; site.addsitedir({here!r})\n")
     for name, family in FAMILIES.items():
         new_vendor(name, family, folder / f"{name}_dicp")  # type: ignore[arg-type]
-    found = Installed(python, folder)
+    server = Server(str(python), COMPILER, {**os.environ, "PYTHONPATH": str(ROOT)})
+    server.write_command(folder / "python")
+    found = Installed(server, folder)
     editable = [word for name in FAMILIES for word in ("-e", str(folder / f"{name}_dicp"))]
     made = found.run("-m", "pip", "install", "-q", "--no-build-isolation", "--no-deps", *editable)
     assert made.returncode == 0, made.stdout + made.stderr
-    return found
+    yield found
+    server.close()
 
 
 def test_both_families_run_pointwise_reductions_norms_and_products(installed: Installed) -> None:
@@ -181,7 +189,7 @@ def test_both_families_run_pointwise_reductions_norms_and_products(installed: In
 
 def test_a_package_beside_its_folder_is_not_hidden_by_it(installed: Installed) -> None:
     program = "import loopchip_dicp, graphchip2_dicp; print(loopchip_dicp.LoopchipTarget.name)"
-    found = installed.started([str(installed.python), "-c", program], ".")
+    found = installed.server.run(["-c", program], **installed.place("."))
     assert found.stdout == "loopchip\n", found.stderr
 
 

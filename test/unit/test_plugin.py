@@ -6,10 +6,10 @@ import json
 import os
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from support.forked import COMPILER, server
 
 ROOT = Path(__file__).resolve().parents[2]
 ENTRY = "[pytest11]\ndicp.pytest_plugin = dicp.pytest_plugin\n"
@@ -28,12 +28,8 @@ def folder(tmp_path: Path) -> Path:
 
 def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     path = os.pathsep.join([str(ROOT), str(folder / "site")])
-    return subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist",
-         *arguments],
-        cwd=folder, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True,
-        check=False,
-    )  # fmt: skip
+    command = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", *arguments]
+    return server(*COMPILER).run(command, cwd=folder, env={**os.environ, "PYTHONPATH": path})
 
 
 def test_a_list_runs_from_any_folder(folder: Path) -> None:
@@ -89,6 +85,7 @@ def test_a_test_in_the_form_of_an_earlier_suite_runs(folder: Path, shapes: str) 
 
 OTHER_CONFTEST = """
 import pytest
+from support.forked import COMPILER, server
 
 def pytest_addoption(parser):
     parser.addoption("--device", default="theirs", choices=("theirs", "other"))

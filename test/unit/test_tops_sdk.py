@@ -6,16 +6,14 @@ loaded one of them calls it from graphs that are built for the other.
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
+
+from support.forked import COMPILER, server
 
 CASES = Path(__file__).with_name("tops_sdk_cases.py")
 
 
 def test_an_installation() -> None:
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist"]
-    done = subprocess.run(
-        [*command, str(CASES)], capture_output=True, text=True, timeout=280, check=False
-    )
+    command = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", CASES]
+    done = server(*COMPILER).run(command)
     assert done.returncode == 0 and "3 passed" in done.stdout, done.stdout[-3000:]

@@ -5,18 +5,17 @@ from __future__ import annotations
 import os
 import pickle
 import shutil
-import subprocess
-import sys
 import threading
 import time
 import warnings
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from support.forked import COMPILER, server
 from torch import Tensor, nn
 from torch._dynamo.exc import BackendCompilerFailed
 
@@ -275,16 +274,12 @@ y.sum().backward()
 """
 
 
-def start(environment: dict[str, str], program: str = PROGRAM) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-W", "error::dicp.errors.CacheWarning", "-c", program],
-        env={**os.environ, **environment}, text=True, stderr=subprocess.PIPE,
-    )  # fmt: skip
-
-
-def finish(process: subprocess.Popen[str]) -> None:
-    _, errors = process.communicate(timeout=200)
-    assert process.returncode == 0, errors[-3000:]
+def start(environment: dict[str, str], program: str = PROGRAM) -> Future[Any]:
+    command = ["-W", "error::dicp.errors.CacheWarning", "-c", program]
+    pool, run = ThreadPoolExecutor(1), server(*COMPILER).run
+    running = pool.submit(run, command, env={**os.environ, **environment}, check=True)
+    pool.shutdown(wait=False)
+    return running
 
 
 def test_two_processes_compile_once_and_a_third_not_at_all(tmp_path: Path) -> None:
@@ -292,14 +287,14 @@ def test_two_processes_compile_once_and_a_third_not_at_all(tmp_path: Path) -> No
     environment = {"DICP_CXX": cxx, "DICP_CACHE_DIR": str(tmp_path / "c"), "OMP_NUM_THREADS": "1"}
     both = [start(environment) for _ in range(2)]
     for process in both:
-        finish(process)
+        process.result()
     commands = [line.split() for line in log.read_text().splitlines()]
     mains = [word for command in commands for word in command if word.endswith(".cpp")]
     assert mains.count("driver.cpp") == 1
     # Forward and backward; each process may split the kernels that are missing in its own way.
     assert mains.count("unit.cpp") <= 4
     log.write_text("")
-    finish(start(environment))
+    start(environment).result()
     assert log.read_text() == "", "the second start compiles nothing"
 
 
@@ -338,7 +333,7 @@ os._exit(0)
 
 def test_threads_that_use_the_backend_first_and_then_a_fork(tmp_path: Path) -> None:
     """The fork runs what its parent has compiled, and compiles what it has not."""
-    finish(start({"DICP_CACHE_DIR": str(tmp_path), "OMP_NUM_THREADS": "1"}, THREADS + FORK))
+    start({"DICP_CACHE_DIR": str(tmp_path), "OMP_NUM_THREADS": "1"}, THREADS + FORK).result()
 
 
 EIGHT = """
@@ -366,10 +361,10 @@ def test_eight_processes_beside_one_that_clears_the_cache(tmp_path: Path) -> Non
     all_eight = start({"DICP_CACHE_DIR": str(tmp_path), "OMP_NUM_THREADS": "1"}, program)
     cache = Cache.open(Config(cache_dir=tmp_path))
     removed = 0
-    while all_eight.poll() is None:
+    while not all_eight.done():
         removed += cache.clear().entries + cache.gc(0).entries
         time.sleep(0.001)
-    finish(all_eight)
+    all_eight.result()
     assert removed > 0 and not cache.trouble
 
 
