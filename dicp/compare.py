@@ -107,10 +107,7 @@ def _check_near(
     if not rule.elementwise:
         scale = scale + real.square().mean().sqrt()
     relative = 2 * (eager_error / scale).max() + floor
-    for kind, excess in (
-        ("absolute", error / absolute),
-        ("relative", error / scale / relative),
-    ):
+    for kind, excess in (("absolute", error / absolute), ("relative", error / scale / relative)):
         worst = int(excess.argmax())
         if excess[worst] > 1:
             problems.append(

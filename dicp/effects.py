@@ -7,10 +7,7 @@ from typing import Any
 
 import torch
 
-from dicp.torch_private import (
-    OpOverload,
-    schema_of,
-)
+from dicp.torch_private import OpOverload, schema_of
 
 aten = torch.ops.aten
 

@@ -12,11 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias, get_args
 
-from dicp.torch_private import (
-    OpOverload,
-    OpOverloadPacket,
-    schema_of,
-)
+from dicp.torch_private import OpOverload, OpOverloadPacket, schema_of
 
 DecisionKind = Literal["compiled", "library", "view", "eager"]
 Rule: TypeAlias = Callable[..., Any]

@@ -13,12 +13,7 @@ from typing import Any
 
 import torch
 
-from dicp.torch_private import (
-    OpOverload,
-    disable_current_modes,
-    python_size,
-    schema_of,
-)
+from dicp.torch_private import OpOverload, disable_current_modes, python_size, schema_of
 
 MAX_CONSTANT_BYTES = 1 << 22
 """A larger constant is not serialized."""
@@ -234,3 +229,10 @@ def callable_of(op: Any) -> Any:
     if schema is None or schema.overload_name not in ("", "out"):
         return op
     return _BOUND.get(schema.name, op)
+
+
+def flat(result: Any) -> list[Any]:
+    """The results of a call, nested tuples taken apart."""
+    if isinstance(result, (tuple, list)):
+        return [leaf for item in result for leaf in flat(item)]
+    return [result]

@@ -13,12 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from dicp.dynamo_bridge.conversion import (
-    OperatorRow,
-    core_overloads,
-    operator_row,
-    operator_table,
-)
+from dicp.dynamo_bridge.conversion import OperatorRow, core_overloads, operator_row, operator_table
 from dicp.errors import ResultsFileError
 from dicp.graphop.rules import RULES as GRAPH_RULES
 from dicp.graphop.target import GraphTarget

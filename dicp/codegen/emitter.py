@@ -26,15 +26,7 @@ from dicp.codegen.types import (
 from dicp.codegen.values import Needs, Values, local
 from dicp.loop.ir import expr as ir
 from dicp.loop.ir.expr import Checked, Convert, Expr, Named, Read, Ref
-from dicp.loop.ir.index import (
-    FloorDiv,
-    Index,
-    Mod,
-    Size,
-    contiguous_strides,
-    flatten,
-    variable,
-)
+from dicp.loop.ir.index import FloorDiv, Index, Mod, Size, contiguous_strides, flatten, variable
 from dicp.loop.ir.kernel import Kernel, Let, Reduce, Scan, ScratchStore, Store
 from dicp.loop.ir.ops import INDEX_CHECKS
 

@@ -136,10 +136,7 @@ BOOLEAN = Kind(
 COUNT = Kind("int", "a whole number, 0 or more", "Give it in digits.", _parse_count)
 PATH = Kind("path", "the path of a folder", "Give a path, such as ~/.cache/dicp.", _parse_path)
 OPTIONAL_PATH = Kind(
-    "path",
-    "a path, or nothing",
-    "Give a path, or leave it unset.",
-    _parse_optional_path,
+    "path", "a path, or nothing", "Give a path, or leave it unset.", _parse_optional_path
 )
 COMMAND = Kind(
     "command",

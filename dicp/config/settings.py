@@ -145,10 +145,7 @@ class Config:
         changes_code=True,
     )
     compile_jobs: int = setting(
-        COUNT,
-        "DICP_COMPILE_JOBS",
-        "compilers run side by side; 0: one per processor",
-        default=0,
+        COUNT, "DICP_COMPILE_JOBS", "compilers run side by side; 0: one per processor", default=0
     )
     fuse: bool = setting(
         BOOLEAN,

@@ -20,13 +20,7 @@ from dicp.device.cells import CELLS
 from dicp.dynamo_bridge.compile_fx import compile_aten
 from dicp.dynamo_bridge.decompose import decompositions
 from dicp.target import Target
-from dicp.torch_private import (
-    is_wrapped_number,
-    make_fx,
-    pytree,
-    traced_guards,
-    traced_guards_hold,
-)
+from dicp.torch_private import is_wrapped_number, make_fx, pytree, traced_guards, traced_guards_hold
 
 MOST_VARIANTS = 8
 """Compiled forms of one operator that differ in numbers alone: a program with a new number at

@@ -27,13 +27,7 @@ from dicp.device.patterns import Patterns
 from dicp.dynamo_bridge.decompose import decompositions
 from dicp.errors import FallbackWarning, MixedDevicesError
 from dicp.target import Target
-from dicp.torch_private import (
-    OpOverload,
-    all_decompositions,
-    pytree,
-    schema_of,
-    true_device,
-)
+from dicp.torch_private import OpOverload, all_decompositions, pytree, schema_of, true_device
 
 if TYPE_CHECKING:
     from dicp.device.compile import CompiledOperator, OperatorCompiler
@@ -315,12 +309,7 @@ class Dispatcher:
     # ---- what the target does not take ----------------------------------------------------------
 
     def _decomposed_or_on_cpu(
-        self,
-        op: OpOverload,
-        name: str,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        reason: str,
+        self, op: OpOverload, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], reason: str
     ) -> Any:
         form = self.functional(op)
         rule = self.decomposition(form.op) if form is not None else None

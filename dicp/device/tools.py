@@ -15,11 +15,7 @@ from dicp.config import dump_level
 from dicp.device.dispatcher import Dispatcher, bound, name_of
 from dicp.device.output import say
 from dicp.device.patterns import Patterns
-from dicp.torch_private import (
-    OpOverload,
-    schema_of,
-    true_device,
-)
+from dicp.torch_private import OpOverload, schema_of, true_device
 
 Args = tuple[Any, ...]
 _SHOWN = 10

@@ -15,12 +15,7 @@ import torch
 from dicp.dynamo_bridge.decompose import decompositions
 from dicp.operator_choice import ASKED_EAGER, OperatorChoice
 from dicp.target import Target
-from dicp.torch_private import (
-    OpOverload,
-    is_composite,
-    overloads_of,
-    schema_of,
-)
+from dicp.torch_private import OpOverload, is_composite, overloads_of, schema_of
 
 aten = torch.ops.aten
 

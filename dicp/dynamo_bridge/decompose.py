@@ -99,10 +99,7 @@ class _Checked:
     """
 
     def __init__(
-        self,
-        rule: Callable[..., Any],
-        target: Target,
-        table: Mapping[Any, Callable[..., Any]],
+        self, rule: Callable[..., Any], target: Target, table: Mapping[Any, Callable[..., Any]]
     ) -> None:
         self.rule, self.target, self.table = rule, target, table
 

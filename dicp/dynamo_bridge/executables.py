@@ -81,10 +81,7 @@ class PerSizeExecutable:
     """
 
     def __init__(
-        self,
-        gm: fx.GraphModule,
-        sources: Sources,
-        compile: Callable[[Sizes], Executable],
+        self, gm: fx.GraphModule, sources: Sources, compile: Callable[[Sizes], Executable]
     ) -> None:
         self._gm = gm
         self._sources = dict(sources)

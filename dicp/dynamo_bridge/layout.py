@@ -24,10 +24,7 @@ from dicp.dynamo_bridge.passes.redundancy import remove_dead
 
 aten = torch.ops.aten
 
-_OPERANDS = {
-    aten.convolution.default: (0, 1),
-    aten.convolution_backward.default: (0, 1, 2),
-}
+_OPERANDS = {aten.convolution.default: (0, 1), aten.convolution_backward.default: (0, 1, 2)}
 """Positions of the tensors that a convolution wants channels-last."""
 
 

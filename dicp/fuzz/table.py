@@ -2,28 +2,10 @@
 
 from __future__ import annotations
 
-from dicp.fuzz.library_rows import (
-    IN_PLACE,
-    LIBRARY,
-    PATTERNS,
-    POOLING,
-)
-from dicp.fuzz.pointwise_rows import (
-    ACTIVATION,
-    ARITHMETIC,
-    BITS,
-    JUMPS,
-    UNARY,
-)
+from dicp.fuzz.library_rows import IN_PLACE, LIBRARY, PATTERNS, POOLING
+from dicp.fuzz.pointwise_rows import ACTIVATION, ARITHMETIC, BITS, JUMPS, UNARY
 from dicp.fuzz.row import Row
-from dicp.fuzz.shape_rows import (
-    CREATION,
-    INDEXING,
-    REDUCTION,
-    REDUCTION_PAIRS,
-    SHAPE,
-    VIEWS,
-)
+from dicp.fuzz.shape_rows import CREATION, INDEXING, REDUCTION, REDUCTION_PAIRS, SHAPE, VIEWS
 
 UNDRAWN = {
     "_ctc_loss": "PyTorch's front end refuses it in one graph: its shape depends on data",

@@ -17,15 +17,12 @@ from typing import Any
 import torch
 
 from dicp.errors import FallbackWarning
+from dicp.gpu.launch import index_of
 from dicp.gpu.library import FUSED_ATTENTION
 from dicp.gpu.thresholds import MAX_CAPTURES, ORDINARY_RUNS
 from dicp.serialize import resolve_operator
 from dicp.target import Executable
-from dicp.torch_private import (
-    HOST,
-    current_stream,
-    schema_of,
-)
+from dicp.torch_private import HOST, current_stream, schema_of
 
 MODES = frozenset({"reduce-overhead", "max-autotune"})
 CAPTURABLE = tuple(f"aten::{name}." for name in FUSED_ATTENTION)
@@ -142,10 +139,7 @@ class CapturedProgram:
     def _stream(self) -> int:
         if self.device.type == HOST:
             return 0
-        index = self.device.index
-        return current_stream(
-            torch.get_device_module(self.device).current_device() if index is None else index
-        )
+        return current_stream(index_of(self.device))
 
     def _obstacle(self, inputs: Sequence[Any]) -> str:
         """The reason why a run with these inputs cannot be captured; empty if it can."""

@@ -278,10 +278,7 @@ class StreamPool:
         self._free: dict[int, list[torch.Tensor]] = {}
 
     def _blocks(self) -> list[torch.Tensor]:
-        index = self.device.index
-        if index is None:
-            index = torch.get_device_module(self.device).current_device()
-        stream = torch_private.current_stream(index)
+        stream = torch_private.current_stream(index_of(self.device))
         return self._free.setdefault(stream, [])
 
     def take(self, size: int) -> torch.Tensor:

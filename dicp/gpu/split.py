@@ -30,16 +30,7 @@ from dicp.gpu.tiles import extent
 from dicp.loop.ir import expr as ir
 from dicp.loop.ir.expr import Expr, Load, Ref, Rewriter
 from dicp.loop.ir.graph import Call, Compute, Graph, Node, refs_in
-from dicp.loop.ir.index import (
-    ZERO,
-    Index,
-    Size,
-    Var,
-    contiguous_strides,
-    domain,
-    flatten,
-    variable,
-)
+from dicp.loop.ir.index import ZERO, Index, Size, Var, contiguous_strides, domain, flatten, variable
 from dicp.loop.ir.ops import identity_of
 from dicp.loop.schedule.groups import CrossRow
 from dicp.loop.schedule.partition import chunk_of

@@ -15,10 +15,7 @@ from dicp.loop.program import LoopProgram
 from dicp.loop.runtime.device import OwnMemory, Pool
 from dicp.loop.target import LoopTarget
 from dicp.target import Artifact, Decision, Executable, LowerContext
-from dicp.torch_private import (
-    HOST,
-    record_on_device,
-)
+from dicp.torch_private import HOST, record_on_device
 
 
 class GpuTarget(LoopTarget):

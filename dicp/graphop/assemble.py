@@ -20,10 +20,7 @@ from dicp.graphop.program import (
     Slot,
 )
 from dicp.serialize import encode_argument, encode_constant, encode_operator, encode_size
-from dicp.torch_private import (
-    HOST,
-    expression_of,
-)
+from dicp.torch_private import HOST, expression_of
 
 
 def plain_size(size: Any) -> int | str:

@@ -21,12 +21,7 @@ from dicp.graphop.program import Bound, Item, Node, Operand, Slot, Value
 from dicp.graphop.prototype import Prototype, check_call
 from dicp.origin import Origin
 from dicp.rules import NoRule
-from dicp.torch_private import (
-    FakeTensorMode,
-    ShapeEnv,
-    expression_of,
-    statically_known_true,
-)
+from dicp.torch_private import FakeTensorMode, ShapeEnv, expression_of, statically_known_true
 
 
 @dataclass(frozen=True)

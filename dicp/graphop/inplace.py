@@ -17,15 +17,7 @@ import torch
 
 from dicp.graphop.builder import Builder
 from dicp.graphop.partition import LEAVES
-from dicp.graphop.program import (
-    EagerCall,
-    IndexCheck,
-    Item,
-    Node,
-    Result,
-    Slot,
-    Value,
-)
+from dicp.graphop.program import EagerCall, IndexCheck, Item, Node, Result, Slot, Value
 from dicp.origin import Origin
 
 

@@ -18,15 +18,7 @@ from dicp.errors import InferenceMismatchError
 from dicp.graphop.bounds import IndexChecks
 from dicp.graphop.builder import Builder
 from dicp.graphop.operators import Ops
-from dicp.graphop.program import (
-    EagerCall,
-    Item,
-    Restride,
-    Result,
-    Slot,
-    Value,
-    View,
-)
+from dicp.graphop.program import EagerCall, Item, Restride, Result, Slot, Value, View
 from dicp.graphop.strides import dense_order, inverse
 from dicp.indices import Site
 from dicp.operator_choice import ASKED_EAGER, check_eager, kept_eager
@@ -34,13 +26,7 @@ from dicp.origin import origin_of, user_line
 from dicp.rule_errors import described, naming_rule, paired_results, rule_error
 from dicp.rules import NoRule, RuleTable
 from dicp.target import Decision, LowerContext, NodeReport, unreadable
-from dicp.torch_private import (
-    OpOverload,
-    expression_of,
-    hint_of,
-    is_plain_symbol,
-    schema_of,
-)
+from dicp.torch_private import OpOverload, expression_of, hint_of, is_plain_symbol, schema_of
 
 
 @dataclass(eq=False)

@@ -22,15 +22,11 @@ from dicp.serialize import (
     decode_constant,
     evaluate,
     evaluate_size,
+    flat,
     resolve_operator,
     sizes_are_promised,
 )
-from dicp.torch_private import (
-    HOST,
-    disable_current_modes,
-    profiled_range,
-    profiling,
-)
+from dicp.torch_private import HOST, disable_current_modes, profiled_range, profiling
 
 Launch = Callable[
     [str, Sequence[torch.Tensor], Sequence[torch.Tensor], Mapping[str, int] | None], None
@@ -267,7 +263,7 @@ class _Plan:
 
         def call(env: Env) -> None:
             result = op(*args(env), **{k: v(env) for k, v in kwargs.items()})
-            for slot, value in zip(outs, _flat(result), strict=False):
+            for slot, value in zip(outs, flat(result), strict=False):
                 env[slot] = self._received(slot, value, step)
 
         return call
@@ -417,13 +413,6 @@ def restrided(tensor: torch.Tensor, shape: Sequence[int], strides: Sequence[int]
         return torch.empty_strided(shape, strides, dtype=tensor.dtype, device=tensor.device)
     copy = torch.empty_strided(sizes, strides, dtype=tensor.dtype, device=tensor.device)
     return copy.copy_(tensor).expand(shape)
-
-
-def _flat(result: Any) -> list[Any]:
-    """The results of a call, nested tuples taken apart."""
-    if isinstance(result, (tuple, list)):
-        return [leaf for item in result for leaf in _flat(item)]
-    return [result]
 
 
 def _watched(run: Step, number: int, watch: Watch) -> Step:

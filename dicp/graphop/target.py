@@ -20,11 +20,7 @@ from torch import fx
 
 from dicp.cache import Cache, Entry, key_of
 from dicp.config import Config
-from dicp.errors import (
-    FallbackWarning,
-    GraphRejectedError,
-    RunStatusError,
-)
+from dicp.errors import FallbackWarning, GraphRejectedError, RunStatusError
 from dicp.graphop.assemble import assemble
 from dicp.graphop.builder import Builder
 from dicp.graphop.hoist import hoisted

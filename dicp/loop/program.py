@@ -19,10 +19,7 @@ from dicp.loop.schedule.kernels import Schedule
 from dicp.origin import Origin
 from dicp.serialize import encode_argument, encode_constant, encode_operator, encode_size
 from dicp.target import KernelReport, NodeReport
-from dicp.torch_private import (
-    HOST,
-    python_size,
-)
+from dicp.torch_private import HOST, python_size
 
 
 @dataclass(frozen=True, eq=False)

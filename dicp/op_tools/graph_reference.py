@@ -90,8 +90,7 @@ class Evaluator:
         if name in _AS_IT_IS and self.rules:
             return args[0]
         args, kwargs = map_aggregate(  # type: ignore[assignment]
-            (args, kwargs),
-            lambda v: self.rules.get(v, v) if isinstance(v, torch.dtype) else v,
+            (args, kwargs), lambda v: self.rules.get(v, v) if isinstance(v, torch.dtype) else v
         )
         schema = schema_of(target)
         if schema is not None and schema.is_mutable:  # what the node overwrites is a copy here

@@ -17,15 +17,7 @@ import torch
 
 from dicp.compare import Rule, check_tensor, storage_relations
 from dicp.testing.backends import BackendUnderTest
-from dicp.testing.inputs import (
-    LAYOUT_OF,
-    Sizes,
-    T,
-    clone_exactly,
-    draw,
-    map_specs,
-    special_columns,
-)
+from dicp.testing.inputs import LAYOUT_OF, Sizes, T, clone_exactly, draw, map_specs, special_columns
 from dicp.torch_private import OpOverload, dynamo_config, pytree
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
@@ -183,8 +175,7 @@ class Op:
         problems: list[str] = []
         with (
             dynamo_config.patch(
-                capture_dynamic_output_shape_ops=self.unbacked,
-                capture_scalar_outputs=self.unbacked,
+                capture_dynamic_output_shape_ops=self.unbacked, capture_scalar_outputs=self.unbacked
             ),
             created_on(backend.device),
         ):

@@ -12,10 +12,7 @@ import torch
 
 from dicp.compare import Rule, check_tensor, significant_strides
 from dicp.testing.backends import BackendUnderTest
-from dicp.torch_private import (
-    pytree,
-    schema_of,
-)
+from dicp.torch_private import pytree, schema_of
 
 Numbers = tuple[Any, ...]
 

@@ -187,16 +187,7 @@ CASES = [
     ),
     attend(
         "sliding_window",
-        lambda q, k, v: by_hand(
-            q,
-            k,
-            v,
-            torch.where(
-                distances(q).abs() < 3,
-                0.0,
-                float("-inf"),
-            ),
-        ),
+        lambda q, k, v: by_hand(q, k, v, torch.where(distances(q).abs() < 3, 0.0, float("-inf"))),
         Q,
         Q,
         Q,

@@ -79,10 +79,7 @@ FOUND: dict[str, tuple[Callable[..., Any], tuple[torch.Tensor, ...]]] = {
         (torch.randn(3, 1),),
     ),
     "window_of_an_expanded_tensor": (_written_through_a_window, (torch.ones(1).expand(2),)),
-    "window_of_a_tensor_with_an_offset": (
-        _written_through_a_window,
-        (torch.randn(2, 7)[:, 1::2],),
-    ),
+    "window_of_a_tensor_with_an_offset": (_written_through_a_window, (torch.randn(2, 7)[:, 1::2],)),
     "layers_of_one_element": (
         lambda x: F.layer_norm(_centred(x), (1,)) + 1,
         (torch.randn(3, 6).bfloat16().requires_grad_(),),
@@ -109,10 +106,7 @@ FOUND: dict[str, tuple[Callable[..., Any], tuple[torch.Tensor, ...]]] = {
         _bag,
         (torch.randn(2, 3).bfloat16(), torch.tensor([1])),
     ),
-    "threshold_of_integers_is_cut_off": (
-        lambda x: F.threshold(x, -2.5, 7),
-        (torch.arange(-4, 4),),
-    ),
+    "threshold_of_integers_is_cut_off": (lambda x: F.threshold(x, -2.5, 7), (torch.arange(-4, 4),)),
     "transposed_convolution_of_empty_images": (
         lambda x, w: F.conv_transpose2d(x, w, stride=2),
         (torch.randn(0, 1, 2, 0), torch.randn(1, 1, 2, 2)),
@@ -137,10 +131,7 @@ FOUND: dict[str, tuple[Callable[..., Any], tuple[torch.Tensor, ...]]] = {
         lambda x: F.hardsigmoid(x),
         (torch.zeros(3, dtype=torch.float64).requires_grad_(),),
     ),
-    "distances_of_a_transposed_tensor": (
-        lambda x: F.pdist(x),
-        (torch.randn(3, 4).t(),),
-    ),
+    "distances_of_a_transposed_tensor": (lambda x: F.pdist(x), (torch.randn(3, 4).t(),)),
     "windows_of_a_row": (
         lambda x: torch.any(x.narrow(0, 2, 1).unfold(1, 2, 2), 0),
         (torch.arange(32).view(4, 8) % 3,),
@@ -171,10 +162,7 @@ FOUND: dict[str, tuple[Callable[..., Any], tuple[torch.Tensor, ...]]] = {
         lambda x, i: x.scatter(0, i, 2, reduce="multiply"),
         (BOOLEANS, PLACE),
     ),
-    "scatter_adds_booleans": (
-        lambda x, i: x.scatter_reduce(0, i, x, "sum"),
-        (BOOLEANS, PLACE),
-    ),
+    "scatter_adds_booleans": (lambda x, i: x.scatter_reduce(0, i, x, "sum"), (BOOLEANS, PLACE)),
 }
 
 

@@ -143,13 +143,7 @@ CASES = [
         )
         for p in (0.0, 0.5, 1.0, 3.0, float("inf"))
     ],
-    op(
-        "pdist_p3",
-        lambda x: F.pdist(x, 3.0),
-        (5, 7),
-        dtypes=F32_F64,
-        layouts=("contiguous",),
-    ),
+    op("pdist_p3", lambda x: F.pdist(x, 3.0), (5, 7), dtypes=F32_F64, layouts=("contiguous",)),
     op("bilinear", F.bilinear, (5, 4), (5, 3), T((6, 4, 3), layout=False), dtypes=F32_F64),
     op(
         "chain",

@@ -216,12 +216,7 @@ BINARY = [
     ),
     pointwise("pow_tensor", torch.pow, T(X, 0.1, 3), X, grad=False),
     pointwise(
-        "pow_grad",
-        torch.pow,
-        T(X, 0.1, 3),
-        X,
-        layouts=SMALL,
-        dtypes=(torch.float32, torch.float64),
+        "pow_grad", torch.pow, T(X, 0.1, 3), X, layouts=SMALL, dtypes=(torch.float32, torch.float64)
     ),
     pointwise("pow_ints", torch.pow, T(X, -3, 4), T(X, 0, 6), dtypes=INTEGERS, layouts=SMALL),
     pointwise(

@@ -40,13 +40,7 @@ CASES = [
         layouts=ALL_LAYOUTS,
         dtypes=(torch.float32,),
     ),
-    op(
-        "sum_long",
-        lambda x: (x.sum(-1), x.sum(0)),
-        (3, 5000),
-        dtypes=FLOATS,
-        fixed=(5000,),
-    ),
+    op("sum_long", lambda x: (x.sum(-1), x.sum(0)), (3, 5000), dtypes=FLOATS, fixed=(5000,)),
     op("mean", torch.mean, X, layouts=(*LAYOUTS, "scalar")),
     op("mean_dims", lambda x: (x.mean(0), x.mean(-1, keepdim=True), x.mean((0, 1))), X3),
     op("mean_of_nothing", torch.mean, (6, 37), layouts=("empty",), dtypes=(torch.float32,)),
@@ -224,12 +218,7 @@ CASES = [
         X,
         dtypes=(torch.bfloat16, torch.float16),
     ),
-    op(
-        "softmax_large_values",
-        lambda x: torch.softmax(x * 1000, -1),
-        X,
-        dtypes=(torch.float32,),
-    ),
+    op("softmax_large_values", lambda x: torch.softmax(x * 1000, -1), X, dtypes=(torch.float32,)),
     op(
         "softmax_masked_row",
         lambda x: torch.softmax(x, -1),

@@ -44,18 +44,8 @@ CASES = [
         dtypes=(torch.float32, torch.float64, torch.bfloat16),
     ),
     op("cumprod_ints", lambda x: x.cumprod(1), T((5, 7), 1, 3), dtypes=(torch.int64, torch.bool)),
-    op(
-        "cummax",
-        lambda x: x.cummax(1),
-        X,
-        dtypes=(torch.float32, torch.bfloat16, torch.int64),
-    ),
-    op(
-        "cummin",
-        lambda x: x.cummin(0),
-        X,
-        dtypes=(torch.float32, torch.bfloat16, torch.int64),
-    ),
+    op("cummax", lambda x: x.cummax(1), X, dtypes=(torch.float32, torch.bfloat16, torch.int64)),
+    op("cummin", lambda x: x.cummin(0), X, dtypes=(torch.float32, torch.bfloat16, torch.int64)),
     op("logcumsumexp", lambda x: x.logcumsumexp(1), X, dtypes=F32_F64),
     op(
         "diff",

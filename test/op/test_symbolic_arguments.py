@@ -10,14 +10,7 @@ import torch.nn.functional as F
 
 from dicp.target import discover, find_target
 from dicp.testing import BackendUnderTest
-from dicp.testing.symbolic import (
-    TENSORS,
-    Row,
-    accepted,
-    batches,
-    numeric_parameters,
-    problems_of,
-)
+from dicp.testing.symbolic import TENSORS, Row, accepted, batches, numeric_parameters, problems_of
 
 aten = torch.ops.aten
 prims = torch.ops.prims

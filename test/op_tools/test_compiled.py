@@ -81,9 +81,7 @@ def marked(op: object) -> str:
     return str(op).split(".")[1].strip("_")
 
 
-def test_every_planted_fault_is_named_and_nothing_else(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_every_planted_fault_is_named_and_nothing_else(capsys: pytest.CaptureFixture[str]) -> None:
     args = inputs()
     with planted(MANY), op_tools.OpAutoCompare() as tool:
         torch.compile(many, backend="cpugraph", dynamic=False)(*args)

@@ -215,9 +215,7 @@ def test_inputs_that_wait_for_backward_are_bounded_in_memory() -> None:
     assert folders() == before, "nothing stays on disk"
 
 
-def test_random_operators_and_those_without_a_cpu_form(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_random_operators_and_those_without_a_cpu_form(capsys: pytest.CaptureFixture[str]) -> None:
     x = torch.randn(64)
     with op_tools.OpAutoCompare() as tool:
         F.dropout(x, 0.5)

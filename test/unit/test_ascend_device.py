@@ -20,19 +20,9 @@ from torch import Tensor, nn
 from dicp.cache import Cache
 from dicp.config import Config
 from dicp.dynamo_bridge.backend import Backend
-from dicp.errors import (
-    DeviceError,
-    DeviceMemoryError,
-    ModelMismatchError,
-    SimulatorWarning,
-)
+from dicp.errors import DeviceError, DeviceMemoryError, ModelMismatchError, SimulatorWarning
 from dicp.vendor.ascend import AscendTarget, toolchain
-from dicp.vendor.ascend.installation import (
-    Cann,
-    checked,
-    device_count,
-    version_in,
-)
+from dicp.vendor.ascend.installation import Cann, checked, device_count, version_in
 from dicp.vendor.ascend.prototypes import PROTOTYPES
 from dicp.vendor.ascend.runtime import Driver, Model, as_plain
 from dicp.vendor.ascend.toolchain import compile_shared, find_toolchain, load_driver

@@ -34,11 +34,7 @@ from dicp.vendor.ascend.prototypes import PROTOTYPES
 from dicp.vendor.ascend.runtime import Driver, Model
 from dicp.vendor.ascend.semantics import SEMANTICS
 from dicp.vendor.ascend.simulator.compiler import _attr_value
-from dicp.vendor.ascend.toolchain import (
-    compile_shared,
-    find_toolchain,
-    load_driver,
-)
+from dicp.vendor.ascend.toolchain import compile_shared, find_toolchain, load_driver
 
 CONFIG = Config(runs_on="simulator")
 

@@ -169,10 +169,7 @@ CASES: list[tuple[DicpError, str]] = [
         "program does, such as torch.add, torch.Tensor.add or torch.nn.functional.linear; a "
         "third-party module must be importable.",
     ),
-    (
-        ToolVariableError("OP_X", "a,b", "two numbers"),
-        "OP_X is 'a,b'; expected two numbers.",
-    ),
+    (ToolVariableError("OP_X", "a,b", "two numbers"), "OP_X is 'a,b'; expected two numbers."),
     (
         OverflowFoundError("torch.exp", "torch.exp outputs", "m.py:3"),
         "torch.exp: torch.exp outputs holds inf or nan. At: m.py:3. Look at the operator's inputs "

@@ -12,13 +12,7 @@ from dicp.testing import torchvision_operators
 
 torchvision_operators.define()
 
-from model.llama_weights import (  # noqa: E402
-    CUT_BY_COLUMNS,
-    LAYER,
-    OTHER,
-    instruction_tokens,
-    load_llama,
-)
+from model.llama_weights import CUT_BY_COLUMNS, LAYER, OTHER, instruction_tokens, load_llama  # noqa: E402
 from model.test_llama import llama  # noqa: E402
 
 HEADS = {"attention.wq": 4, "attention.wk": 2}

@@ -36,7 +36,7 @@ OWN = {
         layer_norm,
         [f32(1024, 32, grad=True), f32(32, grad=True), f32(32, grad=True)],
         {},
-    ),
+    )
 }
 
 

@@ -14,12 +14,7 @@ from torch._dynamo.exc import BackendCompilerFailed
 import dicp
 from dicp.config import Config
 from dicp.dynamo_bridge.conversion import operator_table
-from dicp.errors import (
-    ConfigValueError,
-    DicpWarning,
-    FallbackWarning,
-    UnsupportedOperatorError,
-)
+from dicp.errors import ConfigValueError, DicpWarning, FallbackWarning, UnsupportedOperatorError
 from dicp.operator_choice import ASKED_EAGER, OperatorChoice, hidden, names_of
 from dicp.target import find_target
 

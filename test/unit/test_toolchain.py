@@ -13,12 +13,7 @@ from dicp.config import Config
 from dicp.errors import CompilerError, SerialWarning, ToolchainError
 from dicp.toolchain import COMPILERS
 from dicp.vendor.cpu.routines.common import GROUPS, TYPES, Group
-from dicp.vendor.cpu.toolchain import (
-    BASE_FLAGS,
-    compile_shared,
-    find_toolchain,
-    vector_math,
-)
+from dicp.vendor.cpu.toolchain import BASE_FLAGS, compile_shared, find_toolchain, vector_math
 from dicp.vendor.cpu.units import header_texts, unit_text
 
 

@@ -18,10 +18,7 @@ torchvision_operators.define()  # before anything imports torchvision
 
 from transformers import BertConfig, BertModel  # noqa: E402
 
-pytestmark = [
-    pytest.mark.sweep,
-    pytest.mark.filterwarnings("ignore::dicp.errors.SimulatorWarning"),
-]
+pytestmark = [pytest.mark.sweep, pytest.mark.filterwarnings("ignore::dicp.errors.SimulatorWarning")]
 COLD, WARM = 4.0, 0.3
 
 

@@ -15,10 +15,7 @@ torchvision_operators.define()  # before anything imports torchvision
 
 from transformers import BertConfig, BertModel, LlamaConfig, LlamaForCausalLM  # noqa: E402
 
-pytestmark = [
-    pytest.mark.sweep,
-    pytest.mark.filterwarnings("ignore::dicp.errors.SimulatorWarning"),
-]
+pytestmark = [pytest.mark.sweep, pytest.mark.filterwarnings("ignore::dicp.errors.SimulatorWarning")]
 WORDS, TEXTS = 50, 2
 
 

@@ -22,12 +22,7 @@ from dicp.dynamo_bridge.analysis.values import value_of
 from dicp.dynamo_bridge.fuse.engine import Rewriter
 from dicp.dynamo_bridge.passes.base import PassContext
 from dicp.fused_attention import FusedAttention
-from dicp.torch_private import (
-    TorchDispatchMode,
-    expression_of,
-    pytree,
-    schema_of,
-)
+from dicp.torch_private import TorchDispatchMode, expression_of, pytree, schema_of
 
 
 @dataclass(frozen=True)

@@ -14,10 +14,7 @@ from dicp.dynamo_bridge.analysis.constants import cast_source, uniform_value
 from dicp.dynamo_bridge.analysis.values import sizes_of, value_of
 from dicp.dynamo_bridge.thresholds import MOST_EVALUATED, MOST_NUMBERS
 from dicp.effects import is_pure
-from dicp.torch_private import (
-    HOST,
-    disable_current_modes,
-)
+from dicp.torch_private import HOST, disable_current_modes
 
 aten = torch.ops.aten
 

@@ -20,11 +20,7 @@ from dicp.dynamo_bridge.attention.mask_values import (
     survives,
 )
 from dicp.dynamo_bridge.fuse.engine import Rewriter
-from dicp.dynamo_bridge.fuse.terms import (
-    Match,
-    copy_source,
-    reshape_source,
-)
+from dicp.dynamo_bridge.fuse.terms import Match, copy_source, reshape_source
 from dicp.torch_private import expression_of
 
 aten = torch.ops.aten

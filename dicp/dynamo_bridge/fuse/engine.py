@@ -105,7 +105,7 @@ class Pattern:
 
     @cached_property
     def names(self) -> tuple[str, ...]:
-        """The names of the wildcards, in the order of the replacement's parameters."""
+        """The names of the wildcards, which are those of the replacement's parameters."""
         return tuple(inspect.signature(self.find).parameters)
 
     def occurs(self, targets: frozenset[Any]) -> bool:
@@ -149,7 +149,7 @@ def _apply(pattern: Pattern, root: fx.Node, context: PassContext) -> set[fx.Node
         if not is_closed(root, match) or not pattern.guard(match, context):
             continue
         rewriter = Rewriter(root, match, context)
-        new = pattern.replacement(rewriter, *(match.bound.get(name) for name in pattern.names))
+        new = pattern.replacement(rewriter, **{n: match.bound.get(n) for n in pattern.names})
         if new is None or not fits(root, new):
             rewriter.undo()
             continue

@@ -84,30 +84,18 @@ def _applies(match: Match, context: PassContext) -> bool:
     )
 
 
-def _layer(rw: Rewriter, x: fx.Node, weight: Any, bias: Any, eps: float) -> fx.Node:
+def _layer(rw: Rewriter, x: fx.Node, eps: float, weight: Any = None, bias: Any = None) -> fx.Node:
     size = rw.size(x, -1)
     out = rw(aten.native_layer_norm.default, x, [size], weight, bias, float(eps))
     return rw(operator.getitem, out, 0)
 
 
-def _layer_plain(rw: Rewriter, x: fx.Node, eps: float) -> fx.Node:
-    return _layer(rw, x, None, None, eps)
-
-
-def _layer_weight(rw: Rewriter, x: fx.Node, weight: fx.Node, eps: float) -> fx.Node:
-    return _layer(rw, x, weight, None, eps)
-
-
-def _rms_weight(rw: Rewriter, x: fx.Node, weight: fx.Node | None, eps: float) -> fx.Node | None:
+def _rms(rw: Rewriter, x: fx.Node, eps: float, weight: Any = None) -> fx.Node | None:
     size = rw.size(x, -1)
     if not isinstance(size, int):  # the operator takes no symbolic sizes
         return None
     out = rw(aten._fused_rms_norm.default, x, [size], weight, float(eps))
     return rw(operator.getitem, out, 0)
-
-
-def _rms_plain(rw: Rewriter, x: fx.Node, eps: float) -> fx.Node | None:
-    return _rms_weight(rw, x, None, eps)
 
 
 _NEEDS = (
@@ -117,8 +105,8 @@ _NEEDS = (
 
 PATTERNS = (
     Pattern("layer_norm", "weight and bias", layer_norm_weight_bias, _layer, _applies, _NEEDS),
-    Pattern("layer_norm", "weight", layer_norm_weight, _layer_weight, _applies, _NEEDS),
-    Pattern("layer_norm", "plain", layer_norm, _layer_plain, _applies, _NEEDS),
-    Pattern("rms_norm", "weight", rms_norm_weight, _rms_weight, _applies, _NEEDS),
-    Pattern("rms_norm", "plain", rms_norm, _rms_plain, _applies, _NEEDS),
+    Pattern("layer_norm", "weight", layer_norm_weight, _layer, _applies, _NEEDS),
+    Pattern("layer_norm", "plain", layer_norm, _layer, _applies, _NEEDS),
+    Pattern("rms_norm", "weight", rms_norm_weight, _rms, _applies, _NEEDS),
+    Pattern("rms_norm", "plain", rms_norm, _rms, _applies, _NEEDS),
 )

@@ -21,10 +21,7 @@ from dicp.dtypes import REDUCED_FLOATS
 from dicp.dynamo_bridge.analysis.constants import CASTS, cast_source, uniform_value
 from dicp.dynamo_bridge.analysis.values import sizes_of, value_of
 from dicp.effects import op_name
-from dicp.torch_private import (
-    OpOverload,
-    schema_of,
-)
+from dicp.torch_private import OpOverload, schema_of
 
 aten = torch.ops.aten
 prims = torch.ops.prims

@@ -255,14 +255,7 @@ def scatter_value_reduce(
 
 @rule(aten.scatter_reduce.two)
 def scatter_reduce(
-    g: Ops,
-    x: Value,
-    dim: int,
-    index: Value,
-    src: Value,
-    reduce: str,
-    *,
-    include_self: bool = True,
+    g: Ops, x: Value, dim: int, index: Value, src: Value, reduce: str, *, include_self: bool = True
 ) -> Value:
     names = {"sum": "add", "prod": "mul", "amax": "max", "amin": "min", "mean": "add"}
     if x.dtype == torch.bool:

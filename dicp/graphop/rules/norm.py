@@ -18,12 +18,7 @@ rule = RULES.register
 
 @rule(aten.native_layer_norm.default)
 def layer_norm(
-    g: Ops,
-    x: Value,
-    shape: Sequence[Any],
-    weight: Value | None,
-    bias: Value | None,
-    eps: float,
+    g: Ops, x: Value, shape: Sequence[Any], weight: Value | None, bias: Value | None, eps: float
 ) -> tuple[Value, Value, Value]:
     same = all(v is None or v.dtype == x.dtype for v in (weight, bias))
     y_type, mean_type = g.meta[0].dtype, g.meta[1].dtype

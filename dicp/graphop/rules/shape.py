@@ -106,13 +106,7 @@ def select(g: Ops, x: Value, dim: int, index: Any) -> Value:
 
 @rule(aten.slice_scatter.default)
 def slice_scatter(
-    g: Ops,
-    x: Value,
-    source: Value,
-    dim: int = 0,
-    start: Any = None,
-    end: Any = None,
-    step: int = 1,
+    g: Ops, x: Value, source: Value, dim: int = 0, start: Any = None, end: Any = None, step: int = 1
 ) -> Value:
     """Three parts where the step is 1, else the source written at its places."""
     dim %= x.ndim

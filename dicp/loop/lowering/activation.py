@@ -10,14 +10,7 @@ from dicp.loop.ir.expr import Expr, apply, const
 from dicp.loop.ir.index import product
 from dicp.loop.lowering.core import Lowering, Value
 from dicp.loop.lowering.layout import sizes_of
-from dicp.loop.lowering.pointwise import (
-    compare,
-    elementwise,
-    minimum,
-    select,
-    sigmoid_of,
-    unary,
-)
+from dicp.loop.lowering.pointwise import compare, elementwise, minimum, select, sigmoid_of, unary
 from dicp.rules import RuleTable
 
 aten = torch.ops.aten

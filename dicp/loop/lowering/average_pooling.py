@@ -12,11 +12,7 @@ from typing import Any
 import torch
 
 from dicp.loop.ir.expr import Expr, cast, const
-from dicp.loop.ir.index import (
-    Index,
-    is_positive,
-    normal,
-)
+from dicp.loop.ir.index import Index, is_positive, normal
 from dicp.loop.lowering.core import Lowering, Value
 from dicp.loop.lowering.layout import sizes_of
 from dicp.loop.lowering.windows import (

@@ -42,11 +42,7 @@ from dicp.loop.lowering.value import Value, single, symbolic_float
 from dicp.origin import Origin
 from dicp.rules import NoRule
 from dicp.target import LowerContext
-from dicp.torch_private import (
-    expression_of,
-    is_proved,
-    shape_env_of,
-)
+from dicp.torch_private import expression_of, is_proved, shape_env_of
 
 
 class GraphBuilder:
@@ -61,11 +57,7 @@ class GraphBuilder:
     """Dtypes in which a kernel combines colliding stores with the result that PyTorch defines. In
     C, a 16-bit float is stored as an integer, which an atomic addition would add as one."""
 
-    def __init__(
-        self,
-        gm: fx.GraphModule,
-        context: LowerContext,
-    ) -> None:
+    def __init__(self, gm: fx.GraphModule, context: LowerContext) -> None:
         self.gm = gm
         self.context = context
         self.graph = Graph()
@@ -410,12 +402,7 @@ class GraphBuilder:
         return tuple(self.value_of(r) for r in refs)
 
     def routine(
-        self,
-        name: str,
-        body: str,
-        args: Sequence[Ref],
-        outs: Sequence[Ref],
-        sizes: Sequence[Size],
+        self, name: str, body: str, args: Sequence[Ref], outs: Sequence[Ref], sizes: Sequence[Size]
     ) -> tuple[Value, ...]:
         """A call of a handwritten kernel of the target, which reads `args` and writes `outs`."""
         assert self.node is not None

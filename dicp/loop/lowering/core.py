@@ -20,22 +20,14 @@ from dicp.effects import is_view
 from dicp.loop.ir.expr import Ref
 from dicp.loop.ir.graph import Call, Graph
 from dicp.loop.lowering.builder import GraphBuilder
-from dicp.loop.lowering.layout import (
-    as_size,
-    sizes_of,
-    strides_of,
-)
+from dicp.loop.lowering.layout import as_size, sizes_of, strides_of
 from dicp.loop.lowering.value import Value
 from dicp.operator_choice import ASKED_EAGER, check_eager, kept_eager
 from dicp.origin import origin_of
 from dicp.rule_errors import described, naming_rule, paired_results, rule_error
 from dicp.rules import NoRule, RuleEntry, RuleTable
 from dicp.target import LowerContext, NodeReport, unreadable
-from dicp.torch_private import (
-    OpOverload,
-    expression_of,
-    schema_of,
-)
+from dicp.torch_private import OpOverload, expression_of, schema_of
 
 
 class Lowering(GraphBuilder):

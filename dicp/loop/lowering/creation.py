@@ -81,9 +81,7 @@ def fill(lw: Lowering, x: Value, value: Any) -> Value:
 def copy(lw: Lowering, x: Value, source: Value, non_blocking: bool = False) -> Value:
     meta = lw.meta()
     return lw.pointwise(
-        sizes_of(meta.shape),
-        meta.dtype,
-        lambda idx: cast(source.broadcast_at(idx), meta.dtype),
+        sizes_of(meta.shape), meta.dtype, lambda idx: cast(source.broadcast_at(idx), meta.dtype)
     )
 
 

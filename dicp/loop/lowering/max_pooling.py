@@ -14,15 +14,7 @@ import torch
 
 from dicp.loop.ir import expr as ir
 from dicp.loop.ir.expr import Expr, apply, cast, const
-from dicp.loop.ir.index import (
-    Index,
-    Size,
-    contiguous_strides,
-    flatten,
-    floordiv,
-    mod,
-    product,
-)
+from dicp.loop.ir.index import Index, Size, contiguous_strides, flatten, floordiv, mod, product
 from dicp.loop.lowering.core import Lowering, Value
 from dicp.loop.lowering.indexing import Indices, clamped, proven
 from dicp.loop.lowering.layout import sizes_of

@@ -13,13 +13,7 @@ import torch
 
 from dicp.loop.ir import expr as ir
 from dicp.loop.ir.expr import Expr, Ref
-from dicp.loop.ir.index import (
-    ZERO,
-    Index,
-    Size,
-    Var,
-    normal,
-)
+from dicp.loop.ir.index import ZERO, Index, Size, Var, normal
 from dicp.rules import NoRule
 
 

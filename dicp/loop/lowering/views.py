@@ -138,11 +138,7 @@ def narrow_rule(lw: Lowering, x: Value, dim: int, start: Size, length: Size) -> 
     return narrow(lw, x, dim, slice_start(lw, x.shape[dim], start), 1, normal(length))
 
 
-@view_rule(
-    aten.split.Tensor,
-    aten.split_with_sizes,
-    kind="view",
-)
+@view_rule(aten.split.Tensor, aten.split_with_sizes, kind="view")
 def split(lw: Lowering, x: Value, sizes: Any, dim: int = 0) -> list[Value]:
     dim = wrap(dim, x.ndim)
     parts, start = [], 0

@@ -13,10 +13,7 @@ from dicp.loop.runtime.device import DeviceRuntime, Pool
 from dicp.loop.runtime.plan import ExecutionPlan, LoadedProgram, NativeCall
 from dicp.loop.thresholds import MAX_PLANS
 from dicp.serialize import decode_constant
-from dicp.torch_private import (
-    HOST,
-    disable_current_modes,
-)
+from dicp.torch_private import HOST, disable_current_modes
 
 
 class LoopExecutable:

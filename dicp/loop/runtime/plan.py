@@ -26,15 +26,11 @@ from dicp.serialize import (
     callable_of,
     decode_argument,
     evaluate_size,
+    flat,
     resolve_operator,
     sizes_are_promised,
 )
-from dicp.torch_private import (
-    HOST,
-    empty_strided_cpu,
-    profiling,
-    reinterpret_tensor,
-)
+from dicp.torch_private import HOST, empty_strided_cpu, profiling, reinterpret_tensor
 
 Environment = list[Any]
 """The tensors of a run, indexed by buffer."""
@@ -317,7 +313,7 @@ class ExecutionPlan:
             if isinstance(result, torch.Tensor):
                 self._receive(env, outs[0], result, step)
                 return
-            for slot, value in zip(outs, _flat(result), strict=False):
+            for slot, value in zip(outs, flat(result), strict=False):
                 self._receive(env, slot, value, step)
 
         return call
@@ -512,13 +508,6 @@ class ExecutionPlan:
         assert isinstance(whole, torch.Tensor)
         offset = whole.storage_offset() + self.placement.offset(slot)
         return whole.as_strided(buffer.shape, buffer.strides, offset)
-
-
-def _flat(result: Any) -> list[Any]:
-    """The results of a call, nested tuples flattened."""
-    if isinstance(result, (tuple, list)):
-        return [leaf for item in result for leaf in _flat(item)]
-    return [result]
 
 
 def _by(runner: Runner, call: RunStep, step: Step) -> RunStep:

@@ -16,10 +16,7 @@ from dicp.loop.ir.graph import Compute, Graph, Node
 from dicp.loop.ir.index import product
 from dicp.loop.schedule.groups import CrossRow, Group, outputs_of, predecessors, single
 from dicp.loop.schedule.joins import equally_partitioned, join, join_cross_row, only_sums
-from dicp.loop.schedule.legality import (
-    external_refs,
-    legal,
-)
+from dicp.loop.schedule.legality import external_refs, legal
 from dicp.loop.thresholds import MAX_MEMBERS, MAX_REFS
 
 

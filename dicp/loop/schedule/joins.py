@@ -12,9 +12,7 @@ from dicp.loop.ir.graph import Compute
 from dicp.loop.ir.index import ZERO, Index, Size, Var, product, variable
 from dicp.loop.ir.reshape import refine
 from dicp.loop.schedule.groups import CrossRow, Group
-from dicp.loop.schedule.legality import (
-    is_outer,
-)
+from dicp.loop.schedule.legality import is_outer
 from dicp.loop.thresholds import MIN_CROSS_ROW
 
 

@@ -12,12 +12,7 @@ from typing import Any
 from dicp.loop.ir import expr as ir
 from dicp.loop.ir.expr import Expr, Load, Ref, Rewriter
 from dicp.loop.ir.graph import Call, Compute, Graph, refs_in
-from dicp.loop.ir.index import (
-    Index,
-    Var,
-    flatten,
-    product,
-)
+from dicp.loop.ir.index import Index, Var, flatten, product
 from dicp.loop.ir.kernel import (
     Kernel,
     KernelKind,
@@ -37,11 +32,7 @@ from dicp.loop.schedule.groups import CrossRow, Group
 from dicp.loop.schedule.legality import is_outer, mapping_of, pass_numbers, place_of
 from dicp.loop.schedule.nest import Nest
 from dicp.loop.schedule.partition import partitioned
-from dicp.loop.thresholds import (
-    HEAVY,
-    MAX_REPEATED_READS,
-    MAX_SCRATCH_ROW,
-)
+from dicp.loop.thresholds import HEAVY, MAX_REPEATED_READS, MAX_SCRATCH_ROW
 
 Step = Kernel | Call
 

@@ -21,22 +21,8 @@ from dicp.loop.ir.index import (
     quotient,
     variable,
 )
-from dicp.loop.ir.kernel import (
-    Kernel,
-    KernelKind,
-    Phase,
-    Reduce,
-    Store,
-    rewritten,
-)
-from dicp.loop.thresholds import (
-    ADJACENT,
-    GUESS,
-    MAX_DIVISIONS,
-    MAX_STRIDE,
-    STRIDE_POWER,
-    TIE,
-)
+from dicp.loop.ir.kernel import Kernel, KernelKind, Phase, Reduce, Store, rewritten
+from dicp.loop.thresholds import ADJACENT, GUESS, MAX_DIVISIONS, MAX_STRIDE, STRIDE_POWER, TIE
 from dicp.origin import Origin
 
 

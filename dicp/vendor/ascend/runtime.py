@@ -9,12 +9,7 @@ from typing import Any
 
 import torch
 
-from dicp.errors import (
-    DeviceError,
-    DeviceMemoryError,
-    GraphRejectedError,
-    ModelMismatchError,
-)
+from dicp.errors import DeviceError, DeviceMemoryError, GraphRejectedError, ModelMismatchError
 from dicp.graphop.handles import LoadedGraph
 from dicp.vendor.ascend.prototypes import DTYPES
 from dicp.vendor.ascend.simulator.device import Simulator

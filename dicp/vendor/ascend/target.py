@@ -18,13 +18,7 @@ from dicp.graphop.target import GraphTarget, GraphUnit
 from dicp.target import Check, Facts, tensors_of
 from dicp.toolchain import address_of
 from dicp.torch_private import FakeTensorMode
-from dicp.vendor.ascend.codegen import (
-    ENTRY,
-    input_shapes,
-    node_names,
-    render_graph,
-    render_static,
-)
+from dicp.vendor.ascend.codegen import ENTRY, input_shapes, node_names, render_graph, render_static
 from dicp.vendor.ascend.doctor import checks
 from dicp.vendor.ascend.fuse import fuse
 from dicp.vendor.ascend.fuse.inplace import WRITING
@@ -37,12 +31,7 @@ from dicp.vendor.ascend.rules import RULES
 from dicp.vendor.ascend.rules.core import Ge
 from dicp.vendor.ascend.runtime import Driver, Model
 from dicp.vendor.ascend.sink import sunk
-from dicp.vendor.ascend.toolchain import (
-    Toolchain,
-    compile_shared,
-    find_toolchain,
-    load_driver,
-)
+from dicp.vendor.ascend.toolchain import Toolchain, compile_shared, find_toolchain, load_driver
 
 PRECISION_MODES = {
     "keep": "must_keep_origin_dtype",

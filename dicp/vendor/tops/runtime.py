@@ -23,11 +23,7 @@ _RECEIVE = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_uint64)
 class Argument(ctypes.Structure):
     """One tensor of a run, as the driver takes it."""
 
-    _fields_ = [
-        ("data", ctypes.c_void_p),
-        ("size", ctypes.c_uint64),
-        ("on_host", ctypes.c_bool),
-    ]
+    _fields_ = [("data", ctypes.c_void_p), ("size", ctypes.c_uint64), ("on_host", ctypes.c_bool)]
 
 
 class Driver:

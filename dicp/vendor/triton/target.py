@@ -29,21 +29,10 @@ from dicp.loop.runtime.device import DeviceRuntime, OwnMemory
 from dicp.loop.runtime.executable import LoopExecutable
 from dicp.loop.schedule.kernels import schedule
 from dicp.loop.target import KernelSources
-from dicp.target import (
-    Artifact,
-    Check,
-    Facts,
-)
+from dicp.target import Artifact, Check, Facts
 from dicp.template import render_template
 from dicp.torch_private import first_sizes
-from dicp.vendor.triton.builder import (
-    Builder,
-    Job,
-    Plan,
-    Workers,
-    device_functions,
-    triton_version,
-)
+from dicp.vendor.triton.builder import Builder, Job, Plan, Workers, device_functions, triton_version
 from dicp.vendor.triton.choice import TABLE, Autotuner, by_table, device_seconds
 from dicp.vendor.triton.driver import find_driver
 from dicp.vendor.triton.facts import GPU

@@ -62,10 +62,7 @@ def _keeps(dtype: torch.dtype, product: float, *factors: float) -> bool:
     return normal and (dtype not in (torch.float16, torch.bfloat16) or holds(dtype, product))
 
 
-_SCALED = {
-    "PromptFlashAttention": ("query", "key"),
-    "IncreFlashAttention": ("query",),
-}
+_SCALED = {"PromptFlashAttention": ("query", "key"), "IncreFlashAttention": ("query",)}
 """Ports whose scale is the scores', in inference: forward and backward must scale alike."""
 
 

@@ -51,7 +51,7 @@ class RowsWriter(Passes[Rows]):
         shift, away = f"shift_{name}", f"away_{name}"
         scope.lines += [
             f"{margin(scope.indent)}const double {shift} = {local(found.middle)} - "
-            f"(double){local(sums.center.name)}, {away} = {rest} + {size} * {shift};",
+            f"(double){local(sums.center.name)}, {away} = {rest} + {size} * {shift};"
         ]
         if sums.rest is not None:
             self._named(sums.rest, away, scope)

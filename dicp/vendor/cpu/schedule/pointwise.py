@@ -13,12 +13,7 @@ from dicp.loop.schedule.form import crossing_loop
 from dicp.vendor.cpu import form
 from dicp.vendor.cpu.form import HostForm
 from dicp.vendor.cpu.schedule.chooser import Chooser, line
-from dicp.vendor.cpu.thresholds import (
-    COPY_TILE,
-    NON_TEMPORAL_WIDTH,
-    SQUARE,
-    TILE,
-)
+from dicp.vendor.cpu.thresholds import COPY_TILE, NON_TEMPORAL_WIDTH, SQUARE, TILE
 
 
 class Pointwise(Chooser):

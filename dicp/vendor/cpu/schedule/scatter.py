@@ -15,12 +15,7 @@ from dicp.loop.ir.kernel import Store
 from dicp.vendor.cpu import form
 from dicp.vendor.cpu.form import HostForm
 from dicp.vendor.cpu.schedule.chooser import Chooser
-from dicp.vendor.cpu.thresholds import (
-    MIN_PLACES,
-    MIN_SHARE,
-    MIN_WIDTH,
-    PARALLEL_COST,
-)
+from dicp.vendor.cpu.thresholds import MIN_PLACES, MIN_SHARE, MIN_WIDTH, PARALLEL_COST
 
 
 class Scatter(Chooser):
