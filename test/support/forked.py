@@ -22,10 +22,11 @@ import site
 import socket
 import subprocess
 import sys
+import threading
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from tempfile import TemporaryFile, mkdtemp
 from types import ModuleType
@@ -145,7 +146,30 @@ def _serve(path: str, modules: Sequence[str]) -> None:
     for number, stream in enumerate(streams):
         os.dup2(stream, number)
         os.close(stream)
-    _start(request["arguments"], request["cwd"], request["env"])
+    run = partial(_start, request["arguments"], request["cwd"], request["env"])
+    if "torch._dynamo" not in modules:
+        return run()
+    # What Dynamo imports takes a second to tear down.
+    status = _status(run)
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
+
+
+def _status(run: Callable[[], None]) -> int:
+    """What Python ends with where a program returns or raises this."""
+    try:
+        run()
+    except SystemExit as end:
+        if isinstance(end.code, str):
+            print(end.code, file=sys.stderr)
+        return end.code if isinstance(end.code, int) else int(end.code is not None)
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+        return 1
+    return 0
 
 
 def _reap() -> None:
@@ -179,7 +203,7 @@ def _start(arguments: list[str], cwd: str, env: Mapping[str, str]) -> None:
     text, name = (rest[0], "<string>") if kind == "-c" else (Path(kind).read_text(), kind)
     if kind != "-c":
         main.__file__ = kind
-    exec(compile(text, name, "exec"), main.__dict__)
+    exec(compile(text, name, "exec", dont_inherit=True), main.__dict__)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 import torch
-from support.forked import COMPILER, server
 from torch import fx, nn
 
 from dicp import torch_private
@@ -562,6 +561,8 @@ def test_outside_dynamo_nothing_is_stored(cache: Cache) -> None:
 
 
 def test_second_process_compiles_nothing(tmp_path: Path) -> None:
+    from support.forked import COMPILER, server  # this file as a program does not find it
+
     runs = [
         server(*COMPILER).run([__file__, tmp_path / "cache"], check=True).stdout.splitlines()[-1]
         for _ in range(2)

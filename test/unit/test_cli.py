@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.forked import COMPILER, server
+from support.forked import TORCH, server
 from typer.testing import CliRunner, Result
 
 from dicp import cli
@@ -194,7 +194,7 @@ def test_cache_gc(cache: Cache) -> None:
 
 def test_module_prints_an_error_without_a_trace(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DICP_FUSE", "maybe")
-    done = server(*COMPILER).run(["-m", "dicp", "cache", "info"])
+    done = server(*TORCH).run(["-m", "dicp", "cache", "info"])
     assert done.returncode == 1 and done.stdout == ""
     assert done.stderr == (
         "error: environment variable DICP_FUSE is 'maybe'; expected one of 1, true, on, yes, 0, "

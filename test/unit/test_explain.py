@@ -63,7 +63,7 @@ def test_explain_is_a_function_however_it_is_imported() -> None:
         "from dicp.explain import Explanation; from dicp import explain; assert callable(explain)",
     )
     for line in lines:
-        subprocess.run([sys.executable, "-c", line], check=True)
+        server(*COMPILER).run(["-c", line], check=True)
 
 
 def test_importing_the_package_costs_nothing() -> None:
