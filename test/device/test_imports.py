@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from support.forked import TORCH
 
 SLOW = ("sympy", "torch._dynamo", "torch._functorch.aot_autograd", "torch._inductor", "yaml")
 
@@ -51,11 +52,11 @@ print("all well")
 @pytest.mark.parametrize("program", [REGISTERED, UNDONE], ids=["registered", "undone"])
 def test_dynamo_is_imported_by_the_first_operator_that_is_compiled(run: Any, program: str) -> None:
     """The names of the device that is stood in for are answered in traces from then on."""
-    assert run(program).stdout.splitlines()[-1] == "all well"
+    assert run(program, imported=TORCH).stdout.splitlines()[-1] == "all well"
 
 
 @pytest.mark.parametrize("command", ["doctor", "cache info"])
 def test_commands_that_compile_nothing(run: Any, command: str) -> None:
     slow = SLOW[1:] if command == "doctor" else SLOW  # targets' rules need sympy
-    done = run(COMMANDS.format(slow=slow), *command.split())
+    done = run(COMMANDS.format(slow=slow), *command.split(), imported=TORCH)
     assert done.stdout.splitlines()[-1] == "all well"

@@ -56,13 +56,18 @@ class Server:
     def run(
         self, arguments: Sequence[object], *, cwd: Path | str | None = None,
         env: Mapping[str, str] | None = None, timeout: float = 280, check: bool = False,
+        teardown: bool = False,
     ) -> subprocess.CompletedProcess[str]:  # fmt: skip
-        """As `subprocess.run` of the interpreter with these arguments, its output captured."""
+        """As `subprocess.run` of the interpreter with these arguments, its output captured.
+
+        teardown: whether the interpreter frees its modules in the end, which takes half a second.
+        """
         words = list(map(str, arguments))
+        request = {"arguments": words, "cwd": str(cwd or os.getcwd()), "teardown": teardown,
+                   "env": dict(env or os.environ)}  # fmt: skip
         with TemporaryFile("w+") as out, TemporaryFile("w+") as err, open(os.devnull) as nothing:
             streams = [stream.fileno() for stream in (nothing, out, err)]
-            status = _asked(self.socket, words, cwd or os.getcwd(), env or os.environ, streams,
-                            timeout)  # fmt: skip
+            status = _asked(self.socket, request, streams, timeout)
             out.seek(0)
             err.seek(0)
             done = subprocess.CompletedProcess(words, status, out.read(), err.read())
@@ -93,11 +98,9 @@ def server(*modules: str) -> Server:
 
 
 def _asked(
-    path: Path, arguments: Sequence[str], cwd: Path | str, env: Mapping[str, str],
-    streams: Sequence[int], timeout: float | None,
-) -> int:  # fmt: skip
+    path: Path, request: Mapping[str, object], streams: Sequence[int], timeout: float | None
+) -> int:
     """The exit status of a program that a server starts; raises TimeoutError and ends it."""
-    request = {"arguments": arguments, "cwd": str(cwd), "env": dict(env)}
     with socket.socket(socket.AF_UNIX) as connection:
         connection.connect(str(path))
         socket.send_fds(connection, [b"."], list(streams))
@@ -147,9 +150,8 @@ def _serve(path: str, modules: Sequence[str]) -> None:
         os.dup2(stream, number)
         os.close(stream)
     run = partial(_start, request["arguments"], request["cwd"], request["env"])
-    if "torch._dynamo" not in modules:
+    if request["teardown"]:
         return run()
-    # What Dynamo imports takes a second to tear down.
     status = _status(run)
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
@@ -211,4 +213,6 @@ if __name__ == "__main__":
     if sys.argv[1] == "serve":
         _serve(sys.argv[2], sys.argv[3:])
     else:
-        sys.exit(_asked(Path(sys.argv[2]), sys.argv[3:], os.getcwd(), os.environ, (0, 1, 2), None))
+        asked = {"arguments": sys.argv[3:], "cwd": os.getcwd(), "teardown": False,
+                 "env": dict(os.environ)}  # fmt: skip
+        sys.exit(_asked(Path(sys.argv[2]), asked, (0, 1, 2), None))

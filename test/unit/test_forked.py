@@ -25,12 +25,13 @@ PROGRAM = "import os, sys; print(sys.argv, os.getcwd(), os.environ['GIVEN']); "
          0, "x"),
     ],
 )  # fmt: skip
-@pytest.mark.parametrize("modules", [(), ("torch._dynamo",)], ids=["plain", "compiler"])
+@pytest.mark.parametrize("teardown", [False, True])
 def test_a_program_ends_as_python_does(
-    modules: tuple[str, ...], end: str, status: int, message: str, tmp_path: Path
+    teardown: bool, end: str, status: int, message: str, tmp_path: Path
 ) -> None:
     env = {**os.environ, "GIVEN": "value"}
-    done = server(*modules).run(["-c", PROGRAM + end, "an argument"], cwd=tmp_path, env=env)
+    words = ["-c", PROGRAM + end, "an argument"]
+    done = server().run(words, cwd=tmp_path, env=env, teardown=teardown)
     assert done.returncode == status and done.stderr.endswith(message), done.stderr
     shown = f"['-c', 'an argument'] {tmp_path} value\n" + ("last\n" if "last" in end else "")
     assert done.stdout == shown or status == -9
