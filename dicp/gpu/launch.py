@@ -263,7 +263,8 @@ def index_of(device: torch.device) -> int:
     """The number of a GPU; of the current one if `device` names none."""
     if device.index is not None:
         return device.index
-    return int(torch.get_device_module(device).current_device())
+    current: int = torch.get_device_module(device).current_device()
+    return current
 
 
 class StreamPool:
