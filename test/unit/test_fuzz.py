@@ -269,7 +269,7 @@ def test_gradients_of_attention_to_one_key_are_a_rounding_error_from_zero() -> N
     """They are the difference of two sums that are equal, and added up in another order."""
     eager = evaluate(ONE_KEY.function(), ONE_KEY, 0)
     exact = truth(ONE_KEY, 0, eager)
-    assert not eager.grads[0].any()
+    assert eager.grads[0].abs().max() < 1e-5  # 0 on some processors
     for step, explained in ((2e-7, True), (1e-3, False)):
         got = evaluate(ONE_KEY.function(), ONE_KEY, 0)
         got.grads[0][0, 0, 0, 0] += step

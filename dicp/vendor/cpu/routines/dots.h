@@ -29,33 +29,6 @@ static void d_activate(int64_t kind, float* c, int64_t n) {
   }
 }
 
-// A vector of cells from numbers of type T, or of bytes that are widened to it.
-template <class T> d_inline d_vec d_cells_of_row(const T* at) {
-  if constexpr (sizeof(T) * d_held<d_cell<T>> == sizeof(float)) return *(const d_vec*)at;
-  d_vec wide;
-  for (int j = 0; j < d_lanes; ++j) wide[j] = d_wide(at[j]);
-  return wide;
-}
-typedef int8_t d_bytes __attribute__((vector_size(d_lanes), aligned(1), may_alias));
-// g++ 12 converts vectors of bytes number by number.
-d_inline d_vec d_widened(const int8_t* at) {
-  d_places all;
-#if defined(__AVX512F__)
-  asm("vpmovsxbd %1, %0" : "=v"(all) : "m"(*(const d_bytes*)at));
-#elif defined(__AVX2__)
-  asm("vpmovsxbd %1, %0" : "=x"(all) : "m"(*(const d_bytes*)at));
-#else
-  for (int j = 0; j < d_lanes; ++j) all[j] = at[j];
-#endif
-  return __builtin_convertvector(all, d_vec);
-}
-template <class T> d_inline d_vec d_cells_of_row(const int8_t* at) {
-  if constexpr (d_held<d_cell<T>> == 1) return d_widened(at);
-  const d_vec both[2] = {d_widened(at), d_widened(at + d_lanes)};
-  d_vec cells;
-  d_keep((d_bf16*)&cells, both, false);
-  return cells;
-}
 // totals[i] = the sum of the lanes of sums[i], for whole squares of vectors. Compiled once.
 __attribute__((noinline)) static void d_add_lanes(const d_vec* sums, int count, float* totals) {
   for (int i = 0; i < count; i += d_lanes) {

@@ -20,6 +20,7 @@ constexpr int64_t d_sweep = 128;
 typedef float d_vec __attribute__((vector_size(4 * d_lanes), aligned(4), may_alias));
 typedef uint32_t d_words __attribute__((vector_size(4 * d_lanes), aligned(4), may_alias));
 typedef int32_t d_places __attribute__((vector_size(4 * d_lanes)));
+typedef d_bf16 d_halfwords __attribute__((vector_size(2 * d_lanes), aligned(2), may_alias));
 
 d_inline int64_t d_round_up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
 d_inline int64_t d_least(int64_t a, int64_t b) { return a < b ? a : b; }
@@ -132,7 +133,6 @@ d_inline void d_weave(const d_bf16* first, const d_bf16* second, int64_t n, d_pa
 #pragma omp simd
   for (int64_t j = 0; j < n; ++j) to[j].bits = first[j] | (uint32_t)second[j] << 16;
 }
-typedef d_bf16 d_halfwords __attribute__((vector_size(2 * d_lanes)));
 d_inline d_words d_woven(const d_bf16* first, const d_bf16* second) {
   d_halfwords a, b;
   __builtin_memcpy(&a, first, sizeof a);
@@ -175,6 +175,35 @@ d_inline void d_keep_part(d_bf16* to, const d_vec* sum, int64_t n) {
 #else
   for (int64_t j = 0; j < n; ++j) to[j] = d_to_bf16(((const float*)sum)[j]);
 #endif
+}
+
+// A vector of cells from adjacent numbers of type T, or from bytes that stand for such numbers.
+typedef int8_t d_bytes __attribute__((vector_size(d_lanes), aligned(1), may_alias));
+d_inline d_vec d_widened(const d_bf16* at) {
+  return (d_vec)(__builtin_convertvector(*(const d_halfwords*)at, d_words) << 16);
+}
+// g++ 12 converts vectors of bytes number by number.
+d_inline d_vec d_widened(const int8_t* at) {
+  d_places all;
+#if defined(__AVX512F__)
+  asm("vpmovsxbd %1, %0" : "=v"(all) : "m"(*(const d_bytes*)at));
+#elif defined(__AVX2__)
+  asm("vpmovsxbd %1, %0" : "=x"(all) : "m"(*(const d_bytes*)at));
+#else
+  for (int j = 0; j < d_lanes; ++j) all[j] = at[j];
+#endif
+  return __builtin_convertvector(all, d_vec);
+}
+template <class T> d_inline d_vec d_cells_of_row(const T* at) {
+  if constexpr (sizeof(T) * d_held<d_cell<T>> == sizeof(float)) return *(const d_vec*)at;
+  else return d_widened(at);
+}
+template <class T> d_inline d_vec d_cells_of_row(const int8_t* at) {
+  if constexpr (d_held<d_cell<T>> == 1) return d_widened(at);
+  const d_vec both[2] = {d_widened(at), d_widened(at + d_lanes)};
+  d_vec cells;
+  d_keep((d_bf16*)&cells, both, false);
+  return cells;
 }
 
 // ---- tiles ----------------------------------------------------------------------------------
@@ -434,16 +463,27 @@ d_inline void d_transpose_cells(const T* from, int64_t from_step, C* to, int64_t
   }
 }
 
+// The same for 16-bit numbers that become cells of 32 bits.
+d_inline void d_transpose_widened(const d_bf16* from, int64_t from_step, float* to, int64_t to_step) {
+  d_words square[d_lanes];
+#pragma GCC unroll 16
+  for (int i = 0; i < d_lanes; ++i) square[i] = (d_words)d_widened(from + i * from_step);
+  d_transpose_words(square);
+  d_write_square(square, to, to_step);
+}
+
 // Row r of `from` becomes column r of `to`, packed in cells: transposes squares in registers.
 template <class T, class C>
 static void d_transpose(const T* from, int64_t from_step, int64_t rows, int64_t columns, C* to,
                         int64_t to_step) {
   constexpr int64_t n = d_lanes, held = d_held<C>;
-  static_assert(sizeof(C) == held * sizeof(T) && sizeof(C) == sizeof(uint32_t), "words");
   const int64_t whole_rows = rows / n * n, whole = columns / held / n * n;
   for (int64_t r = 0; r < whole_rows; r += n)
     for (int64_t c = 0; c < whole; c += n)
-      d_transpose_cells<T, C>(from + r * from_step + c * held, from_step, to + c * to_step + r, to_step);
+      if constexpr (sizeof(C) == held * sizeof(T))
+        d_transpose_cells<T, C>(from + r * from_step + c * held, from_step, to + c * to_step + r, to_step);
+      else
+        d_transpose_widened(from + r * from_step + c * held, from_step, to + c * to_step + r, to_step);
   for (int64_t r = 0; r < rows; ++r)
     for (int64_t c = r < whole_rows ? whole : 0; c * held < columns; ++c)
       d_make(to + c * to_step + r, from + r * from_step + c * held, 1, columns - c * held);
@@ -471,9 +511,8 @@ static void d_copy(const T* from, int64_t row_step, int64_t column_step, int64_t
 template <class T>
 static void d_lines(const T* from, int64_t row_step, int64_t column_step, int64_t rows,
                     int64_t depth, float* to, int64_t to_step) {
-  if constexpr (sizeof(T) == sizeof(float))
-    if (row_step == 1 && column_step != 1)
-      return d_transpose(from, column_step, depth, rows, to, to_step);
+  if (row_step == 1 && column_step != 1)
+    return d_transpose(from, column_step, depth, rows, to, to_step);
   d_copy(from, row_step, column_step, rows, depth, to, to_step);
 }
 // Packs the right operand: rows of cells, row after row.
