@@ -9,6 +9,8 @@
 #   make acceptance  how many of the sources that these tests generate each public set of CANN's
 #                operator headers accepts: a table; one of ACCEPTANCE_PARTS parts of the tests (all)
 #   make maca    the same on macagraph's emulation, one of forty parts of the operator tests
+#   make nvidia  operator tests on macagraph's emulation, whose kernels NVRTC compiles for a GPU, too;
+#                one of NVIDIA_PARTS parts of the tests (all)
 #   make tops    the same on topsgraph's simulator, one of forty parts of the operator tests
 #   make docs    draw the pictures and list the settings from the code, write what the tools print,
 #                take a picture of a report (needs chromium)
@@ -19,6 +21,7 @@ PYTHON ?= python3
 ASCEND_PARTS ?= 20
 ACCEPTANCE_PARTS ?= 1
 MACA_PARTS ?= 40
+NVIDIA_PARTS ?= 1
 TOPS_PARTS ?= 40
 JOBS ?= $(shell nproc 2>/dev/null || echo 2)
 TORCH ?= torch==2.13.0
@@ -28,7 +31,7 @@ RUN := $(VENV)/bin/python
 # Named after this folder: an environment that was moved or copied here is installed again.
 READY := $(VENV)/ready$(subst /,-,$(CURDIR))
 
-.PHONY: demo test test-all unit ascend acceptance maca tops sanitize docs lint format env clean
+.PHONY: demo test test-all unit ascend acceptance maca nvidia tops sanitize docs lint format env clean
 
 demo: $(READY)
 	$(RUN) -m demo
@@ -55,6 +58,9 @@ acceptance: $(READY)
 
 maca: $(READY)
 	$(PYTEST) --backend macagraph --sample $(MACA_PARTS) test/op
+
+nvidia: $(READY)
+	PYTHONPATH=test $(PYTEST) -p stand_in.nvidia --backend macagraph --sample $(NVIDIA_PARTS) test/op
 
 tops: $(READY)
 	$(PYTEST) --backend topsgraph --dynamic false --sample $(TOPS_PARTS) test/op

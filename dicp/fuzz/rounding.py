@@ -48,6 +48,7 @@ _SAME_VALUES = frozenset({
 })  # fmt: skip
 """Operators that leave values as they are or round them to a dtype, which float64 runs do too."""
 _SUMS = frozenset({"sum", "mean", "nansum"})
+_EXTREMES = frozenset({"amax", "amin", "aminmax", "max", "min"})
 _CANCELLING = frozenset({
     "_softmax_backward_data", "_scaled_dot_product_flash_attention_for_cpu_backward",
 })  # fmt: skip
@@ -376,7 +377,7 @@ def _selects(found: Computed) -> bool:
 
 def _unrounded(narrow: Computed, wide: Computed) -> list[float]:
     """The precision of each operand's rounding to a short float; 0 where it has none."""
-    if len(narrow.operands) != len(wide.operands):
+    if len(narrow.operands) != len(wide.operands) or _finds_selected(narrow):
         return []
     return [
         0.0 if mine.shape == real.shape and bool((mine == real).all()) else rounding
@@ -384,6 +385,19 @@ def _unrounded(narrow: Computed, wide: Computed) -> list[float]:
             narrow.operands, wide.operands, narrow.roundings, strict=True
         )
     ]
+
+
+def _finds_selected(found: Computed) -> bool:
+    """Whether the operator takes a maximum or minimum, or compares elements with it.
+
+    The gradient is divided by the number of equal elements: no rounding of them makes it 0.
+    """
+    if found.name in _EXTREMES:
+        return True
+    if found.name != "eq" or len(found.operands) != 2:
+        return False
+    selected, values = sorted((each.flatten() for each in found.operands), key=torch.numel)
+    return bool(torch.isin(selected, values).all())
 
 
 def _adds_exactly(value: torch.Tensor) -> bool:

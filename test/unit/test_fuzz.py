@@ -301,10 +301,20 @@ HALVES = Program(
     ("v3",),
 )  # fmt: skip
 
+GREATEST = Program(
+    (TensorInput("x0", "bfloat16", ((4, 8), (4, 8)), grad=True),),
+    (
+        Statement("{x} * 1.3", {"x": "x0"}, ("v0",)),
+        Statement("torch.exp({x} - {x}.amax(1, keepdim=True))", {"x": "v0"}, ("v1",)),
+    ),
+    ("v1",),
+)
+
 
 @pytest.mark.parametrize(
     ("program", "step"),
     [
+        pytest.param(GREATEST, 0.2, id="elements are compared with the greatest of them"),
         pytest.param(LEAST, 7e-7, id="the least of computed elements is one of them"),
         pytest.param(HALVES, 6e-5, id="one operator reads a half before it is rounded"),
     ],

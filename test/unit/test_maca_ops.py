@@ -5,9 +5,6 @@ A choice of cases that meets every form of kernel; `test/maca_scripts` runs all 
 
 from __future__ import annotations
 
-import re
-import shutil
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -18,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from recorder import MacaRecorder, record
 from support.chosen import cases_named
+from support.nvidia import VARIANTS, compile_for_nvidia, kernels_of
 from torch import Tensor
 from torch.testing import assert_close
 
@@ -25,7 +23,7 @@ from dicp.dynamo_bridge.backend import Backend
 from dicp.errors import IndexOutOfBoundsError, IntegerDivisionByZeroError, SimulatorWarning
 from dicp.target import find_target
 from dicp.testing import BackendUnderTest
-from dicp.vendor.maca.units import UNIT, header_texts, unit_text
+from dicp.vendor.maca.units import UNIT
 
 pytestmark = pytest.mark.sweep
 
@@ -70,20 +68,14 @@ def test_operator_in_waves_of_32(case: Any, kept: Path) -> None:
     case.check(emulated(kept, maca_wave=32), dynamic=False)
 
 
-@pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not installed")
-def test_every_kernel_compiles_with_nvcc(kept: Path, tmp_path: Path) -> None:
+def test_every_kernel_compiles_for_nvidia(kept: Path) -> None:
     for case in cases_named({"test_reduction": ("sum_dims", "argmax"), "test_scan": ("cumsum",)}):
         case.check(emulated(kept), dynamic=False)
-    found = {}
-    for unit in kept.rglob(UNIT):
-        pattern = r"#define KERNEL (\w+)\n(.*?)\n#undef KERNEL"
-        found |= dict(re.findall(pattern, unit.read_text(), re.DOTALL))
+    texts = [unit.read_text() for unit in kept.rglob(UNIT)]
+    found = {name: body for text in texts for name, body in kernels_of(text).items()}
     assert len(found) > 50
-    for name, text in {**header_texts(), UNIT: unit_text(found, {})}.items():
-        (tmp_path / name).write_text(text)
-    command = ["nvcc", "-x", "cu", "-arch=sm_90", "-std=c++17", "-cubin", "-w", UNIT]
-    result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
-    assert result.returncode == 0, result.stderr[:2000]
+    for defines in VARIANTS:
+        compile_for_nvidia(found, defines)
 
 
 def compiled(fn: Callable[..., Any], kept: Path, **options: Any) -> Any:

@@ -5,20 +5,18 @@
 
 from __future__ import annotations
 
-import re
-import shutil
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch.nn.functional as F
 from recorder import MacaRecorder, portable, record
+from support.nvidia import VARIANTS, compile_for_nvidia, kernels_of
 from test_triton_text import GRAPHS, f32
 from torch import Tensor
 
 from dicp.config import Config
-from dicp.vendor.maca.units import UNIT, header_texts, unit_text
+from dicp.errors import CompilerError
 
 GOLDEN = Path(__file__).parent / "golden" / "maca"
 FAMILIES = (
@@ -52,22 +50,18 @@ def test_golden_text(name: str, golden: Callable[[Path, str], None]) -> None:
     golden(GOLDEN / f"{name}.txt", portable("\n".join(parts)))
 
 
-def kernels_of(text: str) -> list[str]:
-    return re.findall(r"#define KERNEL \w+\n(.*?)\n#undef KERNEL", text, re.DOTALL)
-
-
-@pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not installed")
-@pytest.mark.parametrize("defines", [(), ("-DD_NARROW", "-DD_ALIGNED")], ids=["wide", "narrow"])
-def test_kernels_compile_with_nvcc(defines: tuple[str, ...], tmp_path: Path) -> None:
-    """One kernel per family, for waves of 32, through the compatibility header."""
-    found = [k for path in sorted(GOLDEN.glob("*.txt")) for k in kernels_of(path.read_text())]
+@pytest.mark.parametrize("defines", VARIANTS, ids=["any", "narrow", "narrow-aligned"])
+def test_kernels_compile_for_nvidia(defines: tuple[str, ...]) -> None:
+    """Those of every family, through the compatibility header."""
+    texts = [path.read_text() for path in sorted(GOLDEN.glob("*.txt"))]
+    found = [body for text in texts for body in kernels_of(text).values()]
     assert len(found) >= len(FAMILIES)
-    unit = unit_text({f"kernel_{number}": body for number, body in enumerate(found)}, {})
-    for name, text in {**header_texts(), UNIT: unit}.items():
-        (tmp_path / name).write_text(text)
-    command = ["nvcc", "-x", "cu", "-arch=sm_90", "-std=c++17", "-cubin", *defines, UNIT]
-    result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
-    assert result.returncode == 0, result.stderr
+    compile_for_nvidia({f"kernel_{i}": body for i, body in enumerate(found)}, defines)
+
+
+def test_what_nvidia_does_not_take_is_an_error() -> None:
+    with pytest.raises(CompilerError, match="no storage class"):
+        compile_for_nvidia({"kernel": "undefined;"}, ())
 
 
 def test_golden_files_all_belong_to_a_graph() -> None:
