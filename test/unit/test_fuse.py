@@ -394,6 +394,22 @@ def test_gelu(name: str, dtype: torch.dtype, symbolic: bool) -> None:
     assert counts == {"aten.gelu.default": 1}
 
 
+@symbolic
+def test_int8(symbolic: bool) -> None:
+    """Bytes shifted into unsigned ones and back, as torchao writes them, for one row only."""
+
+    def shifted(a: Tensor, b: Tensor) -> Tensor:
+        product = torch._int_mm((a.to(torch.int32) + 128).to(torch.uint8), b)
+        return product - 128 * b.sum(0, keepdim=True, dtype=torch.int32)
+
+    for rows, added in ((1, 0), (2, 1)):
+        a = torch.randint(-128, 128, (rows, 40), dtype=torch.int8)
+        b = torch.randint(-128, 128, (24, 40), dtype=torch.int8).t()
+        counts = fused(shifted, a, b, dynamic=symbolic)
+        assert counts["aten._int_mm.default"] == 1
+        assert counts["aten.sum.dim_IntList"] == counts["aten.sub.Tensor"] == added
+
+
 def test_gelu_guards() -> None:
     def other_constant(x: Tensor) -> Tensor:
         return x * 0.5 * (1.0 + torch.erf(x / 1.5))

@@ -186,6 +186,15 @@ def _rand(*shapes: tuple[int, ...]) -> list[Tensor]:
     return [torch.randn(shape) for shape in shapes]
 
 
+def shifted_bytes(a: Tensor, b: Tensor) -> Tensor:
+    product = torch._int_mm((a.to(torch.int32) + 128).to(torch.uint8), b)
+    return (product - 128 * b.sum(0, keepdim=True, dtype=torch.int32)).float()
+
+
+def _bytes(*sizes: tuple[int, ...]) -> list[Tensor]:
+    return [torch.randint(-128, 128, size, dtype=torch.int8) for size in sizes]
+
+
 def _conv() -> list[Tensor]:
     x, w, b, mean, scale = _rand((2, 3, 9, 9), (4, 3, 3, 3), (4,), (4,), (4,))
     return [x, w, b, mean, torch.rand(4) + 0.5, scale]
@@ -219,6 +228,7 @@ SOURCES = {
     "linear_bf16": Source(silu_linear, lambda: _bf16((5, 8), (7, 8), (7,))),
     "cross_entropy": Source(cross_entropy, lambda: [*_bf16((6, 9)), torch.arange(6)]),
     "conv_bn": Source(conv_bn, _conv),
+    "int8": Source(shifted_bytes, lambda: _bytes((1, 6), (6, 5))),
     "neutral": Source(neutral, lambda: [torch.tensor([-0.0, 1e-10, math.inf, 2.5]), WHOLE]),
     "conversions": Source(conversions, lambda: [torch.randn(4) * 100, WHOLE, WHOLE > 0]),
     "shapes": Source(shapes, lambda: _rand((2, 3, 4))),

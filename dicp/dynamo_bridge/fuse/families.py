@@ -13,7 +13,7 @@ from torch import fx
 
 from dicp import operators
 from dicp.dynamo_bridge.attention import matcher
-from dicp.dynamo_bridge.fuse import conv_bn, cross_entropy, gelu, linear, norm
+from dicp.dynamo_bridge.fuse import conv_bn, cross_entropy, gelu, int8, linear, norm
 from dicp.dynamo_bridge.fuse.engine import Pattern, apply_patterns
 from dicp.dynamo_bridge.passes.base import Pass, PassContext
 from dicp.dynamo_bridge.passes.redundancy import remove_dead
@@ -22,7 +22,7 @@ from dicp.target import Target
 aten = torch.ops.aten
 STAGES: tuple[tuple[Pattern, ...], ...] = (
     (*matcher.PATTERNS, *norm.PATTERNS, *gelu.PATTERNS, *cross_entropy.PATTERNS,
-     *conv_bn.PATTERNS),
+     *conv_bn.PATTERNS, *int8.PATTERNS),
     linear.PATTERNS,
 )  # fmt: skip
 """All patterns, by pass over the graph: linear is second because it may end in a fused GELU."""

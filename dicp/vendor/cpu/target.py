@@ -91,7 +91,7 @@ class CpuTarget(LoopTarget):
         dtypes=DTYPES,
         symbolic_shapes=True,
         keep=LIBRARY_RULES.ops(),
-        fusions=frozenset({"layer_norm", "rms_norm", "gelu", "linear"}),
+        fusions=frozenset({"layer_norm", "rms_norm", "gelu", "linear", "int8"}),
         attention={"cpu": ANY_ATTENTION},
         frozen_fusions=frozenset({"conv_bn"}),
         conv_channels_last="depthwise",

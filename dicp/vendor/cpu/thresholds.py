@@ -148,6 +148,14 @@ MAX_DOTS = 12
 """Rows up to which a product whose right operand is column-major, as weights are, is computed by
 dot products (`d_most_dots`): ceil(rows / 4) passes over a column in the L1 cache against packing
 it. On an AMD EPYC with AVX-512, 1 to 12 rows take 0.3 to 0.9 of the library's time."""
+MAX_BYTES_ROWS, MAX_OWN_BYTES_ROWS = 64, 512
+"""Rows up to which a product reads int8 weights as they lie, everywhere and where our kernel
+multiplies faster than BLAS. Otherwise they are converted in memory at every run.
+
+Time of one thread, relative to that with converted weights, 512x2048 to 4096x1024 weights, on an
+AMD EPYC with AVX512-BF16: float32 0.67 to 0.81 for 13 rows, 0.86 to 0.97 for 64, 0.93 to 1.00 for
+256 and 512; bfloat16 0.60 to 0.63, 0.79 to 0.84, 0.90 to 0.97. Beyond 512 rows they are packed
+more than once."""
 MAX_TRANSPOSED_ROWS, TRANSPOSED_VECTOR, TRANSPOSED_FILL = 64, 16, 0.8
 """Rows up to which the transposed product reads such an operand in place, rows of its vectors, and
 the share of ceil(rows / TRANSPOSED_VECTOR) vectors that rows must fill: the rest is computed for

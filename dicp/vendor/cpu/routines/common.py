@@ -46,6 +46,7 @@ GROUPS = {
         "dicp_dots_biased": "d_dots_of<{}>(args, sizes, true)",
     },
     "dots_bytes": {"dicp_dots_of_bytes": "d_dots_of_bytes<{}>(args, sizes)"},
+    "product_bytes": {"dicp_product_of_bytes": "d_product_of_bytes<{}>(args, sizes)"},
     "convolution": {
         "dicp_convolution": "d_convolve(args, sizes, false)",
         "dicp_convolution_biased": "d_convolve(args, sizes, true)",

@@ -175,10 +175,17 @@ template <class T> static void d_dots_of(void** args, const int64_t* sizes, bool
 
 // Arguments: a, b, c. Sizes: rows, columns, depth, the (row, column) steps of a, the column step of b, the
 // row step of c. A column of b holds adjacent bytes.
+template <class T> struct d_bytes_of {
+  int64_t rows, columns, depth;
+  d_matrix<T> a;
+  d_matrix<int8_t> b;
+  T* c;
+  int64_t c_row;
+  d_bytes_of(void** args, const int64_t* sizes)
+      : rows(sizes[0]), columns(sizes[1]), depth(sizes[2]), a{(const T*)args[0], 0, sizes[3], sizes[4]},
+        b{(const int8_t*)args[1], 0, 1, sizes[5]}, c((T*)args[2]), c_row(sizes[6]) {}
+};
 template <class T> static void d_dots_of_bytes(void** args, const int64_t* sizes) {
-  d_dots<T, int8_t>{1, sizes[0], sizes[1], sizes[2],
-                    {(const T*)args[0], 0, sizes[3], sizes[4]},
-                    {(const int8_t*)args[1], 0, 1, sizes[5]},
-                    nullptr, false, (T*)args[2], 0, sizes[6], d_none}
-      .run();
+  const d_bytes_of<T> p(args, sizes);
+  d_dots<T, int8_t>{1, p.rows, p.columns, p.depth, p.a, p.b, nullptr, false, p.c, 0, p.c_row, d_none}.run();
 }

@@ -83,6 +83,7 @@ template <class T> d_inline void d_clear(T* x, int64_t from, int64_t to) {
 // ---- numbers in memory, and the cells that tiles read ---------------------------------------
 d_inline float d_wide(float x) { return x; }
 d_inline float d_wide(d_bf16 x) { return d_from_bf16(x); }
+d_inline float d_wide(int8_t x) { return x; }
 d_inline void d_put(float* to, float x) { *to = x; }
 d_inline void d_put(d_bf16* to, float x) { *to = d_to_bf16(x); }
 
@@ -127,6 +128,10 @@ template <int V = 2> d_inline void d_join(d_vec* sum, d_pair a, d_vec left, d_ve
 }
 d_inline void d_make(d_pair* to, const d_bf16* from, int64_t step, int64_t left) {
   to->bits = from[0] | (left > 1 ? (uint32_t)from[step] << 16 : 0);
+}
+d_inline void d_make(d_pair* to, const int8_t* from, int64_t step, int64_t left) {
+  const d_bf16 both[2] = {d_to_bf16(from[0]), d_to_bf16(left > 1 ? from[step] : 0)};
+  d_make(to, both, 1, 2);
 }
 // Cells of two rows.
 d_inline void d_weave(const d_bf16* first, const d_bf16* second, int64_t n, d_pair* to) {
@@ -198,12 +203,15 @@ template <class T> d_inline d_vec d_cells_of_row(const T* at) {
   if constexpr (sizeof(T) * d_held<d_cell<T>> == sizeof(float)) return *(const d_vec*)at;
   else return d_widened(at);
 }
-template <class T> d_inline d_vec d_cells_of_row(const int8_t* at) {
-  if constexpr (d_held<d_cell<T>> == 1) return d_widened(at);
+template <class C> d_inline d_vec d_cells_of_bytes(const int8_t* at) {
+  if constexpr (d_held<C> == 1) return d_widened(at);
   const d_vec both[2] = {d_widened(at), d_widened(at + d_lanes)};
   d_vec cells;
   d_keep((d_bf16*)&cells, both, false);
   return cells;
+}
+template <class T> d_inline d_vec d_cells_of_row(const int8_t* at) {
+  return d_cells_of_bytes<d_cell<T>>(at);
 }
 
 // ---- tiles ----------------------------------------------------------------------------------
@@ -463,11 +471,14 @@ d_inline void d_transpose_cells(const T* from, int64_t from_step, C* to, int64_t
   }
 }
 
-// The same for 16-bit numbers that become cells of 32 bits.
-d_inline void d_transpose_widened(const d_bf16* from, int64_t from_step, float* to, int64_t to_step) {
+// The same for numbers of fewer bits, which become cells of 32 bits.
+template <class T, class C>
+d_inline void d_transpose_widened(const T* from, int64_t from_step, C* to, int64_t to_step) {
   d_words square[d_lanes];
 #pragma GCC unroll 16
-  for (int i = 0; i < d_lanes; ++i) square[i] = (d_words)d_widened(from + i * from_step);
+  for (int i = 0; i < d_lanes; ++i)
+    if constexpr (sizeof(T) == 1) square[i] = (d_words)d_cells_of_bytes<C>(from + i * from_step);
+    else square[i] = (d_words)d_widened(from + i * from_step);
   d_transpose_words(square);
   d_write_square(square, to, to_step);
 }
@@ -565,14 +576,18 @@ static void d_layers(const d_bf16* from, int64_t row_step, int64_t column_step, 
 }
 #endif
 
-// Packs panels of d_panel columns, each row after row; the last panel is padded with zeros.
-template <class T>
-static void d_panels(const T* from, int64_t row_step, int64_t column_step, int64_t depth,
+// Packs panels of d_panel columns, each row after row; the last panel is padded with zeros. Cells are
+// those of T, which the numbers of type W stand for.
+template <class W, class T = W>
+static void d_panels(const W* from, int64_t row_step, int64_t column_step, int64_t depth,
                      int64_t columns, d_cell<T>* to) {
   const int64_t size = d_cells_of<T>(depth) * d_panel;
   for (int64_t j = 0; j < columns; j += d_panel, to += size) {
     const int64_t width = d_least(columns - j, d_panel);
     if (width < d_panel) d_clear(to, 0, size);
-    d_layers(from + j * column_step, row_step, column_step, depth, width, to);
+    if constexpr (sizeof(W) == 1)  // the bytes of a column are adjacent
+      d_transpose(from + j * column_step, column_step, width, depth, to, d_panel);
+    else
+      d_layers(from + j * column_step, row_step, column_step, depth, width, to);
   }
 }

@@ -12,12 +12,13 @@ constexpr int64_t d_high = 512;   // rows of C that are enough for a task
 constexpr int64_t d_most_parted = 1 << 15;  // most elements of C for which each thread has sums of its own
 constexpr int64_t d_few = 384;    // rows of C for which copying B costs more than it saves
 
-// `by_columns`: C is written in columns, which lie c_row apart.
-template <class T, bool by_columns = false> struct d_products {
+// `by_columns`: C is written in columns, which lie c_row apart. B holds numbers of type W, which become T.
+template <class T, bool by_columns = false, class W = T> struct d_products {
   typedef d_cell<T> cell;
   typedef d_tile_rows<cell> tile_rows;
   int64_t batches, rows, columns, depth;
-  d_matrix<T> a, b;
+  d_matrix<T> a;
+  d_matrix<W> b;
   const T* bias;
   bool by_row;  // the bias: a number for each row of C, else for each column
   T* c;
@@ -33,7 +34,7 @@ template <class T, bool by_columns = false> struct d_products {
   }
   // Whether `n` columns of B are read in place.
   bool reads_b(int64_t n) const {
-    return sizeof(T) == sizeof(float) && b.column == 1 && n % d_panel == 0 && rows <= d_few;
+    return sizeof(W) == sizeof(float) && b.column == 1 && n % d_panel == 0 && rows <= d_few;
   }
   // Panels of a strip of columns: more where each strip copies A.
   int64_t most() const { return reads_a() ? 4 : 8; }
@@ -131,16 +132,16 @@ template <class T, bool by_columns = false> struct d_products {
   void task(int64_t batch, int64_t row, int64_t count, int64_t column, int64_t n,
             float* room) const {
     const T* from_a = a.data + batch * a.batch + row * a.row;
-    const T* from_b = b.data + batch * b.batch + column * b.column;
+    const W* from_b = b.data + batch * b.batch + column * b.column;
     T* out = at(c + batch * c_batch, row, column);
     cell* panels = (cell*)(room + copies());
     for (int64_t done = 0; !done || done < cells(); done += d_depth) {  // sums of nothing are 0
       const int64_t part = d_least(cells() - done, d_depth), first = done * d_held<cell>;
-      const T* right = from_b + first * b.row;
+      const W* right = from_b + first * b.row;
       d_tile_operands<cell> from = {nullptr, 0, 0, (const cell*)right, b.row};
       if (!reads_b(n)) {
         const int64_t numbers = d_least(depth - first, d_depth * d_held<cell>);
-        d_panels(right, b.row, b.column, numbers, n, panels);
+        d_panels<W, T>(right, b.row, b.column, numbers, n, panels);
         from.b = panels, from.b_step = d_panel;
       }
       const int64_t panel = reads_b(n) ? d_panel : part * d_panel;
@@ -248,6 +249,13 @@ template <class T> static void d_product_transposed(void** args, const int64_t* 
   d_products<T, true>{p.batches, p.columns, p.rows, p.depth,
                       {p.b.data, p.b.batch, p.b.column, p.b.row}, {p.a.data, p.a.batch, p.a.column, p.a.row},
                       p.bias, p.bias && !p.by_row, p.c, p.c_batch, p.c_row, p.activation}
+      .run();
+}
+
+// The product with a matrix of bytes: arguments and sizes of `d_dots_of_bytes`.
+template <class T> static void d_product_of_bytes(void** args, const int64_t* sizes) {
+  const d_bytes_of<T> p(args, sizes);
+  d_products<T, false, int8_t>{1, p.rows, p.columns, p.depth, p.a, p.b, nullptr, false, p.c, 0, p.c_row, d_none}
       .run();
 }
 

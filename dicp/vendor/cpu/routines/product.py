@@ -18,8 +18,10 @@ from dicp.vendor.cpu import library
 from dicp.vendor.cpu.calibration import ShapeClass, shape_class
 from dicp.vendor.cpu.routines.common import call, is_few, is_taken, multiplies
 from dicp.vendor.cpu.thresholds import (
+    MAX_BYTES_ROWS,
     MAX_DOTS,
     MAX_FUSED_DEPTH,
+    MAX_OWN_BYTES_ROWS,
     MAX_PACKING,
     MAX_TRANSPOSED,
     MAX_TRANSPOSED_ROWS,
@@ -131,10 +133,10 @@ class Products:
 
     def mm(self, lw: Lowering, a: Value, b: Value) -> Value:
         (out,) = lw.results()
-        weights = _bytes_of(lw, a, out)
+        past_blas = self.is_past_blas(a, b)
+        weights = _bytes_of(lw, a, out, MAX_OWN_BYTES_ROWS if past_blas else MAX_BYTES_ROWS)
         if weights is not None:
             return _by_bytes(lw, a, weights, out)
-        past_blas = self.is_past_blas(a, b)
         own = past_blas and _fits_product(lw, out, a, b)
         return _product(lw, a, b, out) if own else library.mm(lw, a, b, past_blas)
 
@@ -184,15 +186,15 @@ def _fits_product(lw: Lowering, out: Ref, a: Value, b: Value, *more: Value | Non
     return _is_better(a.shape[0], b.shape[1], a.shape[1], transposed, kind)
 
 
-def _bytes_of(lw: Lowering, a: Value, out: Ref) -> Ref | None:
-    """The int8 matrix that the right operand of a product of few rows is converted from.
+def _bytes_of(lw: Lowering, a: Value, out: Ref, most: int) -> Ref | None:
+    """The int8 matrix that the right operand of a product is converted from.
 
-    Quantized weights are so read once, as they lie, and not converted in memory at every run. None
-    where the product has too many rows, or the matrix is not column-major.
+    Quantized weights are so read as they lie, and not converted in memory at every run. None where
+    the product has more than `most` rows, or the matrix is not column-major.
     """
     assert lw.node is not None
     cast = lw.node.args[1]
-    few = isinstance(a.shape[0], int) and a.shape[0] <= MAX_DOTS
+    few = isinstance(a.shape[0], int) and a.shape[0] <= most
     if not (few and is_taken(a) and out.dtype == a.dtype and out.strides[-1] == 1):
         return None
     if not isinstance(cast, fx.Node) or cast.target not in CONVERSIONS:
@@ -207,4 +209,5 @@ def _bytes_of(lw: Lowering, a: Value, out: Ref) -> Ref | None:
 def _by_bytes(lw: Lowering, a: Value, weights: Ref, out: Ref) -> Value:
     left = lw.realize(a)
     sizes = [*out.shape, a.shape[1], *left.strides, weights.strides[1], out.strides[0]]
-    return call(lw, "dicp_dots_of_bytes", (left, weights), (out,), sizes)[0]
+    kind = "dots" if isinstance(a.shape[0], int) and a.shape[0] <= MAX_DOTS else "product"
+    return call(lw, f"dicp_{kind}_of_bytes", (left, weights), (out,), sizes)[0]
