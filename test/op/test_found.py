@@ -100,6 +100,10 @@ FOUND: dict[str, tuple[Callable[..., Any], tuple[torch.Tensor, ...]]] = {
         lambda x: torch.addcmul(x, x, x, value=0),
         (torch.tensor([1.0, 1e30]),),
     ),
+    "a_bool_is_added_no_times": (
+        lambda x, y: (torch.add(x, y, alpha=0), torch.add(y, True, alpha=0)),
+        (torch.tensor([False, True]), torch.tensor([True, False])),
+    ),
     "rolling_nothing_copies": (lambda x: x[:0].roll(1, 0), (torch.ones(3),)),
     "gradient_of_a_window_of_one": (_window, (torch.ones(2).requires_grad_(),)),
     "a_result_without_use_has_another_shape_than_inferred": (

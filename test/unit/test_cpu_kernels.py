@@ -69,6 +69,17 @@ def test_places_of_extrema_in_long_rows(width: int, dtype: torch.dtype) -> None:
         assert torch.equal(found, expected)
 
 
+@pytest.mark.parametrize("value", [1, 3, 0.3])
+def test_addcmul_rounds_as_eager(value: float) -> None:
+    """Its sum and second product are rounded once: a product may overflow where the sum does not."""
+    x, y, z = (torch.randn(1000) for _ in range(3))
+    z[:9] = 3.4e38
+    x[:9], y[:9] = -z[:9], torch.linspace(1.0, 1.5, 9) / value
+    fn = lambda *o: torch.addcmul(*o, value=value)  # noqa: E731
+    assert fn(x, y, z)[:9].isfinite().all()
+    assert torch.equal(compiled(fn)(x, y, z), fn(x, y, z))
+
+
 def test_zeros_of_both_signs() -> None:
     a, b = (torch.tensor(v * 8) for v in ([-0.0, 0.0, -0.0, 0.0], [0.0, -0.0, -0.0, 0.0]))
 

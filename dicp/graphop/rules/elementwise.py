@@ -206,7 +206,12 @@ def _scaled_sum(g: Ops, x: Operand, y: Operand, alpha: Any) -> Value:
     """x + alpha y, rounded once."""
     dtype = g.dtype
     if dtype == torch.bool:
-        return g.op("LogicalOr", g.as_type(x, dtype), g.as_type(y, dtype))
+        right = g.as_type(y, dtype)
+        if not isinstance(alpha, int | float):
+            raise NoRule("a symbolic factor of a bool")
+        if not alpha:
+            right = g.op("LogicalAnd", right, g.number(False, dtype))
+        return g.op("LogicalOr", g.as_type(x, dtype), right)
     if dtype.is_floating_point and isinstance(y, Value):
         wide = g.compute_dtype(dtype, x, alpha)
         operands = (g.as_type(x, wide), g.as_type(y, wide), g.number(alpha, wide))

@@ -174,8 +174,15 @@ POINTWISE.add(aten.fix, _rounded("trunc"))
 def add(lw: Lowering, a: Any, b: Any, alpha: Any = 1) -> Value:
     dtype = lw.meta().dtype
     if dtype == torch.bool:
-        return elementwise(lw, (a, b), lambda x, y: apply("logical_or", dtype, x, y))
+        return elementwise(lw, (a, b), lambda x, y: _either(lw, x, y, alpha))
     return elementwise(lw, (a, b), lambda x, y: _plus(lw, x, y, alpha))
+
+
+def _either(lw: Lowering, x: Expr, y: Expr, alpha: Any) -> Expr:
+    """x or (alpha and y)."""
+    if not isinstance(alpha, (int, float)):  # a symbol
+        y = apply("logical_and", torch.bool, y, compare("ne", lw.scalar(alpha, torch.int64), 0))
+    return x if alpha in (0, False) else apply("logical_or", torch.bool, x, y)
 
 
 def _plus(lw: Lowering, x: Expr, y: Expr, alpha: Any) -> Expr:
@@ -419,7 +426,12 @@ def elu(lw: Lowering, x: Value, alpha: Any = 1, scale: Any = 1, input_scale: Any
 
 @rule(aten.addcmul)
 def addcmul(lw: Lowering, x: Value, a: Any, b: Any, *, value: Any = 1) -> Value:
-    return elementwise(lw, (x, a, b), lambda x, a, b: x + _scaled(lw, a, value) * b)
+    """x + (value a) b, the second product and the sum rounded once, as eager does it."""
+
+    def body(x: Expr, a: Expr, b: Expr) -> Expr:
+        return apply("fma", x.dtype, _scaled(lw, a, value), b, x)
+
+    return elementwise(lw, (x, a, b), body)
 
 
 def fma(lw: Lowering, a: Any, b: Any, c: Any) -> Value:
