@@ -71,7 +71,7 @@ def test_places_of_extrema_in_long_rows(width: int, dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("value", [1, 3, 0.3])
 def test_addcmul_rounds_as_eager(value: float) -> None:
-    """Its sum and second product are rounded once: a product may overflow where the sum does not."""
+    """Its sum and second product are rounded once: the product alone may overflow."""
     x, y, z = (torch.randn(1000) for _ in range(3))
     z[:9] = 3.4e38
     x[:9], y[:9] = -z[:9], torch.linspace(1.0, 1.5, 9) / value
