@@ -192,10 +192,6 @@ class Target(abc.ABC):
     name: str
     device_type: str
     facts: Facts
-    plugin: str = ""
-    """The package that adds the vendor's device to PyTorch, where PyTorch has none of its own."""
-    migration: str = ""
-    """The module of that package whose import lets unchanged programs run on the device."""
     priority: int = 0
     """Of several targets for a device type, backend="dicp" takes the one of highest priority."""
     limits: Sequence[str] = ()

@@ -2,29 +2,33 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import importlib.util
+import json
 import os
 import platform
 import sys
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from dicp.config import SwitchSettings
-from dicp.errors import DicpError, DicpWarning
+from dicp.errors import DicpWarning
 from dicp.module_calls import around_outermost_calls
-from dicp.target import discover, find_target
+from dicp.target import discover
 from dicp.torch_private import privateuse1_name
 
 HOST, CUDA = "cpu", "cuda"
 PLUGINS = "torch.backends"
 """The entry-point group in which vendors register what PyTorch loads when it is imported."""
+PLUGIN_FILE = "pytorch_plugin.json"
+"""In a target's folder: the "module" that adds the vendor's device to PyTorch, and the module whose
+import lets unchanged programs run on it ("migration"). Where PyTorch has the device: no file."""
 
 
 @dataclass
@@ -77,7 +81,7 @@ def _found(settings: SwitchSettings) -> Switched:
 
 @dataclass(frozen=True)
 class Plugin:
-    """A vendor's package that adds its device to PyTorch; `migration` as in `Target`."""
+    """A vendor's package that adds its device to PyTorch; `migration` as in PLUGIN_FILE."""
 
     name: str
     module: str
@@ -87,10 +91,8 @@ class Plugin:
 def _plugins(wanted: str) -> list[Plugin]:
     """The installed plugins, or those called `wanted`; not the project's own."""
     known: dict[str, str] = {}
-    for name in discover():
-        with contextlib.suppress(DicpError):  # its own backend says what is wrong with it
-            target = find_target(name)
-            known |= {target.plugin: target.migration} if target.plugin else {}
+    for target in discover().values():
+        known |= _plugin_of(target)
     points = sorted(entry_points(group=PLUGINS), key=lambda point: point.name)
     found = {
         point.module: Plugin(point.name, point.module, known.get(point.module, ""))
@@ -101,6 +103,26 @@ def _plugins(wanted: str) -> list[Plugin]:
         if module not in found and importlib.util.find_spec(module) is not None:
             found[module] = Plugin(module, module, migration)
     return [p for p in found.values() if not wanted or wanted in (p.name, p.module)]
+
+
+def _plugin_of(target: EntryPoint) -> dict[str, str]:
+    """The plugin's module and its migration from the target's PLUGIN_FILE, if it has one.
+
+    Nothing of the target is imported: its folder is found from its outermost package.
+    """
+    root, *inner = target.module.split(".")
+    try:
+        spec = importlib.util.find_spec(root)
+        for folder in (spec and spec.submodule_search_locations) or ():
+            module = Path(folder, *inner)
+            file = (module if module.is_dir() else module.parent) / PLUGIN_FILE
+            if file.exists():
+                stated = json.loads(file.read_text())
+                return {stated["module"]: stated.get("migration", "")}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        reason = f"{type(error).__name__}: {error}"
+        _warn(f"ditorch cannot read {PLUGIN_FILE} of the target {target.name}: {reason}")
+    return {}
 
 
 def _to_plugin(plugin: Plugin, settings: SwitchSettings) -> Switched | None:

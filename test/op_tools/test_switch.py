@@ -6,7 +6,7 @@ import os
 import re
 from pathlib import Path
 
-from support.forked import COMPILER, server
+from support.forked import COMPILER, TORCH, server
 
 NOTHING_REPLACED = """
 import torch
@@ -46,9 +46,9 @@ assert torch.nn.Module.__call__ is plain
 """
 
 
-def run(program: str, **variables: str) -> str:
+def run(program: str, imported: tuple[str, ...] = COMPILER, **variables: str) -> str:
     environment = {**os.environ, **variables}
-    return server(*COMPILER).run(["-c", program], env=environment, check=True).stdout
+    return server(*imported).run(["-c", program], env=environment, check=True).stdout
 
 
 def test_nothing_is_replaced_on_request() -> None:
@@ -118,3 +118,42 @@ def test_a_plugin_of_a_vendor_comes_first(tmp_path: Path) -> None:
     run(PLUGIN, PYTHONPATH=path)
     (package / "__init__.py").write_text("raise OSError('no driver')\n")
     run(BROKEN, PYTHONPATH=path, DITORCH_DISABLE_MOCK="1")
+
+
+NO_TARGET = """
+import sys
+import torch
+import ditorch
+targets = [name for name in sys.modules if name.startswith(("dicp.vendor.", "outsider"))]
+assert not targets and "sympy" not in sys.modules, targets
+print(ditorch.framework, torch.ones(2).cuda())
+"""
+
+
+def test_importing_it_imports_no_target(tmp_path: Path) -> None:
+    """Not even that of an installed vendor, whose file names the plugin that is then taken."""
+    path = f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
+    for module in ("outsider", "outsider.target"):
+        files = {
+            "outsider/__init__.py": "",
+            "outsider/target.py": "",
+            "outsider/pytorch_plugin.json": '{"module": "out_plugin", "migration": "out_moved"}',
+            "outsider-1.dist-info/METADATA": "Metadata-Version: 2.1\nName: outsider\nVersion: 1\n",
+            "outsider-1.dist-info/entry_points.txt": f"[dicp.targets]\nout = {module}:Target\n",
+            "out_plugin.py": "",
+            "out_moved.py": "import torch\ntorch.Tensor.cuda = lambda self: 'moved'\n",
+        }
+        for name, text in files.items():
+            (tmp_path / name).parent.mkdir(exist_ok=True)
+            (tmp_path / name).write_text(text)
+        printed = run(NO_TARGET, TORCH, PYTHONPATH=path, DITORCH_DISABLE_MOCK="0")
+        assert printed.splitlines()[-1] == "out_plugin moved"
+    (tmp_path / "out_plugin.py").unlink()
+    printed = run(NO_TARGET, TORCH, PYTHONPATH=path, DITORCH_DISABLE_MOCK="0")
+    assert printed.splitlines()[-1].startswith("torch_dipu ")
+    (tmp_path / "outsider" / "pytorch_plugin.json").write_text("[]")
+    program = f"import warnings\nwarnings.simplefilter('error')\n{NO_TARGET}"
+    broken = server(*TORCH).run(
+        ["-c", program], env={**os.environ, "PYTHONPATH": path}, check=False
+    )
+    assert "cannot read pytorch_plugin.json of the target out: TypeError" in broken.stderr

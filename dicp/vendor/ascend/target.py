@@ -53,8 +53,6 @@ class AscendTarget(GraphTarget):
 
     name = "ascend"
     device_type = "npu"
-    plugin = "torch_npu"
-    migration = "torch_npu.contrib.transfer_to_npu"
     facts = Facts(
         dtypes=frozenset(DTYPES),
         symbolic_shapes=True,

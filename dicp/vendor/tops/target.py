@@ -40,8 +40,6 @@ class TopsTarget(GraphTarget):
 
     name = "tops"
     device_type = "gcu"
-    plugin = "torch_gcu"
-    migration = "torch_gcu.transfer_to_gcu"
     facts = Facts(
         dtypes=frozenset(DTYPES),
         symbolic_shapes=False,
