@@ -24,13 +24,14 @@ from dicp.vendor.cpu.schedule.vectors import is_vectorized
 from dicp.vendor.cpu.thresholds import (
     BEYOND_NEAR,
     FEW_ROWS,
-    LONG_SUM,
     MIN_GUESSED,
     MIN_PLANE,
     MIN_PLANES,
     MIN_SCAN,
     PARALLEL_COST,
     PREFETCH_BYTES,
+    SHORT_PREFETCHED_ROW,
+    SHORT_ROW,
     SUM_ADDITIONS,
     SUM_BLOCK,
     SUM_LANES,
@@ -89,7 +90,7 @@ class Inner(Chooser):
         if loops and not serial:
             phase, extrema = _with_extrema(phase)
         added = frozenset(s for s in phase.stmts if s not in own)
-        block = 0 if serial else self._block(phase)
+        block = 0 if serial else self._block(phase, bool(prefetch))
         blocks = tuple(s for s in phase.stmts if block and is_floating_sum(s))
         found = Pass(phase, loops, serial, blocks, block, extrema=extrema, added=added)
         if not loops:
@@ -106,17 +107,19 @@ class Inner(Chooser):
         half = not serial and self.half_vectors(loops[-1])
         return replace(found, strips=tuple(strips), half_vectors=half)
 
-    def _block(self, phase: Phase) -> int:
+    def _block(self, phase: Phase, prefetches: bool) -> int:
         """Elements of a row per block of the phase's floating sums; 0 where the row is short."""
         loops = self.kernel.reduction
-        lanes = SUM_LANES if loops and is_vectorized(phase.stmts, loops[-1]) else 1
-        return SUM_ADDITIONS * lanes if self.is_long(LONG_SUM * lanes) else 0
+        if loops and is_vectorized(phase.stmts, loops[-1]):
+            short = SHORT_PREFETCHED_ROW if prefetches else SHORT_ROW
+            return SUM_BLOCK if self.is_long(short) else 0
+        return SUM_ADDITIONS if self.is_long(SUM_ADDITIONS) else 0
 
     def _lines(
         self, phase: Phase, loops: tuple[Var, ...], prefetch: Sequence[Read]
     ) -> Strip | None:  # fmt: skip
-        """The last loop a line at a time, if it is longer than a block or goes in groups, which
-        prefetch the loads of the next one."""
+        """The last loop a line at a time, if it is not short or goes in groups, which prefetch the
+        loads of the next one."""
         size, ahead = loops[-1].size, (self.kernel.parallel[-1:], 1)
         if form.is_grouped(loops):
             assert isinstance(size, int)
@@ -124,7 +127,7 @@ class Inner(Chooser):
             whole = all(map(is_floating_sum, phase.stmts))
             prefetch = [item for item in reads if whole and self._is_stream(item)]
             ahead = loops[:1], SUM_BLOCK // size
-        elif isinstance(size, int) and size <= SUM_BLOCK:
+        elif isinstance(size, int) and size <= SHORT_ROW:
             return None
         (loop,), steps = ahead if prefetch else (loops[:1], 0)
         prefetches = tuple((item, loop, steps) for item in prefetch)
@@ -138,7 +141,7 @@ class Inner(Chooser):
         found = passes[1:-1] or passes[1:]
         return [
             p for p in found
-            if not (self._block(p) and any(map(is_floating_sum, p.stmts)))
+            if not (self._block(p, True) and any(map(is_floating_sum, p.stmts)))
         ]  # fmt: skip
 
     def _online(self, phase: Phase, sums: Phase) -> tuple[Reduce, Reduce] | None:
