@@ -10,6 +10,8 @@ from typing import Any
 from dicp.config.kinds import BOOLEAN, COUNT, INDICES, TEXT, Invalid, Kind, choice
 from dicp.config.table import Option, options_of, read, setting
 
+__all__ = ["DEVICE_VARIABLES", "SWITCH_VARIABLES", "DeviceSettings", "SwitchSettings", "dump_level"]
+
 _ALLOCATOR = ("max_split_size_mb", "garbage_collection_threshold")
 
 

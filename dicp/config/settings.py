@@ -28,6 +28,8 @@ from dicp.config.process import processors
 from dicp.config.table import Option, options_of, read, setting
 from dicp.errors import ConfigValueError, DicpWarning, UnknownOptionError
 
+__all__ = ["OPTIONS", "TARGET_GROUP", "Config", "asked", "default_cache_dir"]
+
 TARGET_GROUP = "dicp.targets"
 """The entry-point group under which packages register targets."""
 

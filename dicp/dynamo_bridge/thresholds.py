@@ -13,6 +13,8 @@ FEW_ROWS = 4
 beside the keys, and recomputed ones are less exact."""
 MOST_EVALUATED = 1 << 22
 """The largest constant mask that is computed and looked at."""
+MOST_MASK_NODES = 64
+"""Most nodes of the graph that compute such a mask."""
 MOST_NUMBERS = 8
 """Most distinct numbers of a constant mask that is analyzed."""
 MOST_SIZES = 64

@@ -9,6 +9,11 @@ from typing import Any, Literal
 from dicp.errors.base import DicpError
 from dicp.errors.text import at, first_errors, indented, operands, sentence, shortened
 
+__all__ = [
+    "CompilerError", "GraphRejectedError", "InferenceMismatchError", "PrototypeError", "RuleError",
+    "TargetFailureError", "UnsupportedOperatorError",
+]  # fmt: skip
+
 
 class CompilerError(DicpError):
     """The target's compiler refused generated source. `diagnostics` holds its whole output."""

@@ -8,6 +8,13 @@ from typing import Any
 from dicp.errors.base import DicpError
 from dicp.errors.text import amount, at, indented, sentence, shortened
 
+__all__ = [
+    "DeviceError", "DeviceMemoryError", "DeviceMovedError", "HostMemoryError",
+    "IndexOutOfBoundsError", "InputMismatchError", "IntegerDivisionByZeroError", "LaunchError",
+    "MixedDevicesError", "ModelMismatchError", "NarrowingError", "ResultMismatchError",
+    "RunFailureError", "RunStatusError", "SizeMismatchError",
+]  # fmt: skip
+
 
 class _RunError(DicpError):
     """A compiled graph that did not run: what happened, of which operators, what to do next."""

@@ -8,6 +8,12 @@ from pathlib import Path
 from dicp.errors.base import DicpError
 from dicp.errors.text import did_you_mean, nearest, sentence
 
+__all__ = [
+    "AdaptorFileError", "CacheFolderError", "ConfigValueError", "DeviceRegistrationError",
+    "InvalidTargetError", "NewVendorError", "RuntimeLibraryError", "SimulatorForbiddenError",
+    "TargetNotFoundError", "ToolchainError", "UnknownOptionError", "VendorNotFoundError",
+]  # fmt: skip
+
 
 class UnknownOptionError(DicpError):
     """An option name that no config field has."""

@@ -8,6 +8,12 @@ from pathlib import Path
 from dicp.errors.base import DicpError
 from dicp.errors.text import at, did_you_mean, indented, nearest, sentence
 
+__all__ = [
+    "CaptureFormatError", "OperatorNameError", "OverflowFoundError", "ReportOutputError",
+    "ReportScriptError", "ReportSourceError", "ResultsFileError", "ToolVariableError",
+    "UnknownFeatureError",
+]  # fmt: skip
+
 
 class ResultsFileError(DicpError):
     """A file that should hold results of tests."""

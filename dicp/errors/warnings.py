@@ -4,6 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+__all__ = [
+    "CacheWarning", "DicpWarning", "FallbackWarning", "SerialWarning", "SimulatorWarning",
+    "SpecializationWarning", "ToolWarning",
+]  # fmt: skip
+
 
 class DicpWarning(UserWarning):
     """Base of all warnings given by dicp."""

@@ -301,4 +301,4 @@ def axes_of(dims: Any, rank: int) -> list[int]:
     return [d % rank if rank else 0 for d in dims] if rank else []
 
 
-__all__ = ["REDUCED_FLOATS", "NoRule", "Operand", "Ops", "Value", "axes_of", "holds"]
+__all__ = ["NoRule", "Operand", "Ops", "Value", "axes_of", "holds"]

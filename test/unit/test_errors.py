@@ -367,9 +367,16 @@ def test_survives_pickling(error: DicpError) -> None:
     assert str(again) == str(error) and vars(again) == vars(error)
 
 
-def test_every_class_has_a_case() -> None:
-    classes = {c for c in vars(errors).values() if isinstance(c, type) and issubclass(c, DicpError)}
-    assert classes - {DicpError} == {type(error) for error, _ in CASES}
+def _subclasses(of: type) -> set[type]:
+    found = {c for c in of.__subclasses__() if c.__module__.startswith(f"{errors.__name__}.")}
+    return found | {c for each in found for c in _subclasses(each)}
+
+
+def test_every_class_is_exported_and_has_a_case() -> None:
+    classes = {c for c in _subclasses(DicpError) if not c.__name__.startswith("_")}
+    assert classes == {type(error) for error, _ in CASES}
+    assert all(getattr(errors, c.__name__) is c for c in classes)
+    assert not hasattr(errors, "Sequence"), "what the modules import is not exported"
 
 
 def test_python_error_classes_hold() -> None:

@@ -12,7 +12,7 @@ from torch import fx
 from dicp.dtypes import converted
 from dicp.dynamo_bridge.analysis.constants import cast_source, uniform_value
 from dicp.dynamo_bridge.analysis.values import sizes_of, value_of
-from dicp.dynamo_bridge.thresholds import MOST_EVALUATED, MOST_NUMBERS
+from dicp.dynamo_bridge.thresholds import MOST_EVALUATED, MOST_MASK_NODES, MOST_NUMBERS
 from dicp.effects import is_pure
 from dicp.torch_private import HOST, disable_current_modes
 
@@ -182,7 +182,7 @@ def _constant(node: Any, known: dict[fx.Node, torch.Tensor | None]) -> torch.Ten
     if not all(isinstance(size, int) for size in value.shape) or value.numel() > MOST_EVALUATED:
         return None
     inputs = {source: _constant(source, known) for source in node.all_input_nodes}
-    if any(tensor is None for tensor in inputs.values()) or len(known) > 64:
+    if any(tensor is None for tensor in inputs.values()) or len(known) > MOST_MASK_NODES:
         return None
 
     def on_host(leaf: Any) -> Any:

@@ -8,8 +8,9 @@ from typing import Any
 
 import torch
 
+from dicp.dtypes import REDUCED_FLOATS
 from dicp.effects import UNINITIALIZED
-from dicp.graphop.operators import REDUCED_FLOATS, NoRule, Ops, Value
+from dicp.graphop.operators import NoRule, Ops, Value
 from dicp.rules import RuleTable
 
 aten = torch.ops.aten

@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 
-from dicp.graphop.operators import REDUCED_FLOATS, NoRule, Operand, Ops, Value
+from dicp.dtypes import REDUCED_FLOATS
+from dicp.graphop.operators import NoRule, Operand, Ops, Value
 from dicp.rules import RuleTable
 from dicp.torch_private import schema_of
 

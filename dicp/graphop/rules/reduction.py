@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from dicp.graphop.operators import REDUCED_FLOATS, NoRule, Ops, Value, axes_of
+from dicp.graphop.operators import NoRule, Ops, Value, axes_of
 from dicp.rules import RuleTable
 
 aten = torch.ops.aten
@@ -363,6 +363,3 @@ def median(g: Ops, x: Value) -> Value:
     if is_empty(g, x):
         raise NoRule("the median of nothing")
     return median_dim(g, g.reshape(x, [math.prod(x.shape)]), 0)[0]
-
-
-__all__ = ["REDUCED_FLOATS", "RULES"]

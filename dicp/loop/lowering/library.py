@@ -119,6 +119,3 @@ def _full_outs(metas: Sequence[Any], mask: Sequence[bool]) -> list[torch.Tensor]
         m if on and isinstance(m, torch.Tensor) else like.new_empty((0,))
         for m, on in zip(metas, mask, strict=True)
     ]
-
-
-__all__ = ["LIBRARY", "bias_gradient", "plain", "plain_attention", "rows_of"]
