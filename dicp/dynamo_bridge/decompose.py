@@ -63,9 +63,9 @@ def decompositions(
 ) -> dict[Any, Callable[..., Any]]:
     """The decomposition table for `target`; PyTorch's own table is left as it is.
 
-    Operators that the user chooses, to be eager or native, are not decomposed. A core operator is
-    only where the target has rules for what comes of it: decompositions go on to primitives, which
-    would run eagerly one by one. For targets with few rules that holds for all operators.
+    Operators that the user makes eager or native are not decomposed. A core operator is decomposed
+    only into operators that the target has rules for: otherwise it would end in primitives, which
+    run eagerly one by one. For targets with few rules this holds for all operators.
     """
     keep = target.facts.keep | WHOLE | MUTATING | UNTRACEABLE
     table = {
@@ -93,9 +93,9 @@ def decompositions(
 
 
 class _Checked:
-    """A decomposition that is not done (NotImplemented) where it ends in primitives without rules.
+    """A decomposition that is refused (NotImplemented) where it ends in primitives without rules.
 
-    It is done on fake tensors first, outside of the graph that is being traced.
+    It is tried on fake tensors first, outside of the graph that is being traced.
     """
 
     def __init__(
@@ -117,7 +117,7 @@ class _Checked:
 
 
 class _Accepted:
-    """A decomposition that is not done (NotImplemented) for numbers that eager refuses."""
+    """A decomposition that is refused (NotImplemented) for numbers that eager rejects."""
 
     def __init__(self, op: OpOverload, rule: Callable[..., Any]) -> None:
         self.op, self.rule = op, rule
@@ -131,7 +131,7 @@ class _Accepted:
 class _Watch(TorchDispatchMode):
     """Decomposes what a decomposition calls, and notes primitives that the target has no rule for.
 
-    A core operator among what it calls counts as one that has its own, checked, decomposition.
+    A core operator that it calls counts as having its own, checked, decomposition.
     """
 
     def __init__(self, target: Target, table: Mapping[Any, Callable[..., Any]]) -> None:

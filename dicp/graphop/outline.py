@@ -32,9 +32,9 @@ class _Outliner:
         self.program, self.sizes = program, sizes
         self.steps: list[Step] = []
         self.rows: list[dict[str, Any]] = []
-        """The fields of each Tensor."""
+        """The fields of each Tensor of the outline."""
         self.slots: dict[int, int] = {}
-        """Slot of the program -> number of its tensor; a view has that of what it shows."""
+        """Slot of the program -> number of its tensor; a view has that of its base."""
 
     def outline(self) -> Outline:
         plain = self.program.serialized

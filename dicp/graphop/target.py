@@ -1,9 +1,10 @@
 """From an FX graph to an executable of vendor graphs, for every target with a graph compiler.
 
-A vendor gives its operators (`make_builder`, `rules`), writes a graph as source (`render_graph`),
-compiles the source (`compile`) and runs what came of it (`launch`). Everything between is here:
-lowering, cutting into graphs, what runs once, shape buckets, and eager calls for what the compiler
-refused. A vendor whose compiler takes no symbolic sizes says so in its facts.
+A vendor provides its operators (`make_builder`, `rules`), writes a graph as source
+(`render_graph`), compiles the source (`compile`) and runs the result (`launch`). Everything between
+is here: lowering, partitioning into graphs, graphs that run once, shape buckets, and eager calls
+for operators that the compiler rejected. A vendor whose compiler takes no symbolic sizes states so
+in its facts.
 """
 
 from __future__ import annotations
@@ -44,15 +45,15 @@ UNIT = "model"
 Run = Callable[[Sequence[torch.Tensor], Sequence[torch.Tensor]], int]
 """Runs a compiled graph on row-major inputs, into row-major outputs; returns 0 for success.
 
-It raises DeviceError for a failure that it knows; any other status raises RunStatusError.
+It raises DeviceError for a known failure; any other status raises RunStatusError.
 """
 
 
 @dataclass(frozen=True)
 class GraphUnit:
-    """One graph to compile: its source text, and what the compiler is told beside it.
+    """One graph to compile: its source text, and the compiler's options.
 
-    `options` is text of the vendor's own; `written` numbers the inputs that the graph writes to.
+    `options` is text in the vendor's format; `written` numbers the inputs that the graph writes to.
     """
 
     name: str
@@ -70,11 +71,11 @@ class GraphTarget(RuleTarget):
     """A target whose vendor compiles graphs of operators."""
 
     writing: Writing | None = None
-    """How results go over inputs; None: they are copied after the graph."""
+    """How results overwrite inputs; None: they are copied after the graph."""
     simulator = "a simulator on the CPU"
-    """What runs the graphs where `simulated` says that no device does, for the warning."""
+    """The simulator's name in the warning, where `simulated` is true."""
     needs_input = False
-    """Whether the vendor's compiler takes no graph without an input."""
+    """Whether the vendor's compiler rejects graphs without inputs."""
 
     # ---- what a vendor gives --------------------------------------------------------------------
 
@@ -88,7 +89,7 @@ class GraphTarget(RuleTarget):
 
     @abc.abstractmethod
     def compile(self, unit: GraphUnit, cache: Cache, config: Config) -> Mapping[str, bytes]:
-        """The files that come of a graph's source.
+        """The files that the compiler writes for a graph's source.
 
         Raises GraphRejectedError with the compiler's message.
         """
@@ -98,13 +99,13 @@ class GraphTarget(RuleTarget):
         """The function that runs a compiled graph, loaded in this process."""
 
     def identity(self, cache: Cache, config: Config) -> Sequence[str]:
-        """What the compiled graphs depend on beside their source: toolchain, chip, options."""
+        """What the compiled graphs depend on besides their source: toolchain, chip, options."""
         return [self.fingerprint(config)]
 
     # ---- what a vendor may override -------------------------------------------------------------
 
     def refuses(self, node: fx.Node, config: Config) -> str:
-        """Why a call runs eagerly though there is a rule for it; empty where it does not."""
+        """Why a call runs eagerly though it has a rule; empty where it does not."""
         return ""
 
     def fuse(
@@ -118,7 +119,7 @@ class GraphTarget(RuleTarget):
         return graph
 
     def mask_padding(self, builder: Builder, items: Sequence[Item]) -> Sequence[Item]:
-        """`items` with operands masked where something works along a padded dimension."""
+        """`items` with operands masked where an operator works along a padded dimension."""
         return items
 
     def bucket_refusal(self, graph: Graph) -> str | None:
@@ -131,11 +132,11 @@ class GraphTarget(RuleTarget):
         return self.render_graph(graph, config), self.graph_options(graph, config)
 
     def graph_options(self, graph: Graph, config: Config) -> str:
-        """What `compile` is told of a graph beside its source."""
+        """The options that `compile` gets for a graph."""
         return ""
 
     def node_names(self, graph: Graph) -> Mapping[Node, str]:
-        """What the compiler's messages call the nodes of a graph."""
+        """The names of a graph's nodes in the compiler's messages."""
         return {}
 
     # ---- lower ----------------------------------------------------------------------------------
@@ -152,7 +153,7 @@ class GraphTarget(RuleTarget):
     def _lower(
         self, gm: fx.GraphModule, context: LowerContext, refused: frozenset[str]
     ) -> GraphProgram:
-        """The program with the nodes in `refused` left to eager."""
+        """The program in which the nodes in `refused` run eagerly."""
         config = context.config
         builder = self.make_builder(_fake_mode(gm), config)
 
@@ -227,7 +228,7 @@ class GraphTarget(RuleTarget):
             if graph.bucket_refusal is None:
                 plain["static"][graph.name] = self.render_static(graph, config)
                 if not self.facts.symbolic_shapes:
-                    continue  # compiled for each bucket, as it occurs
+                    continue  # compiled for each bucket when it occurs
             text, options = source.texts[graph.name], self.graph_options(graph, config)
             unit = GraphUnit(graph.name, text, options, written[graph.name])
             plain["units"][graph.name] = [text, options]
@@ -272,7 +273,9 @@ class GraphTarget(RuleTarget):
         }
         runs: dict[str, Run] = {}
         for name, unit in units.items():
-            found = cache.get(UNIT, artifact.units[name])  # it may be gone since it was stored
+            found = cache.get(
+                UNIT, artifact.units[name]
+            )  # it may have been evicted since it was stored
             built = found or self._compiled(unit, cache, config)
             runs[name] = self.launch(unit, built, cache, config)
 
@@ -305,7 +308,7 @@ class GraphTarget(RuleTarget):
 
 
 def _written(program: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
-    """By graph, the inputs that it writes to."""
+    """Graph -> the inputs that it writes to."""
     steps = [step for step in (*program["once"], *program["steps"]) if "graph" in step]
     return {step["graph"]: tuple(step["written"]) for step in steps}
 

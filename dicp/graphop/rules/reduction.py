@@ -115,7 +115,7 @@ def variance(
     """Variance and mean, from the centered values, in at least float32.
 
     The mean of equal numbers is rounded as by the vendor's operator, where eager's may be exact:
-    bounds for it would be two more reductions.
+    bounding it would take two more reductions.
     """
     axes = axes_of(dims, x.ndim)
     wide = g.wide(x)
@@ -338,7 +338,7 @@ def mode(g: Ops, x: Value, dim: int = -1, keepdim: bool = False) -> tuple[Value,
 
 @rule(aten.median.dim)
 def median_dim(g: Ops, x: Value, dim: int, keepdim: bool = False) -> tuple[Value, Value]:
-    """The lower of the two middle values; the first NaN, if there is one."""
+    """The lower of the two middle values; NaN if there is any."""
     if x.ndim == 0:
         return g.op("Identity", x), g.full([], 0, torch.int64)
     dim %= x.ndim
