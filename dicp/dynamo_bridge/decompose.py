@@ -34,6 +34,7 @@ from dicp.torch_private import (
     overload_name,
     pytree,
     release_of,
+    traced_fake_mode,
 )
 
 aten = torch.ops.aten
@@ -105,7 +106,8 @@ class _Checked:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         tensors = [x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
-        mode = next((m for x in tensors if (m := getattr(x, "fake_mode", None))), None)
+        modes = (mode for x in tensors if (mode := getattr(x, "fake_mode", None)))
+        mode = next(modes, None) or traced_fake_mode()  # a factory has no tensors
         if mode is not None:
             watch = _Watch(self.target, self.table)
             unguarded = mode.shape_env.suppress_guards() if mode.shape_env else nullcontext()

@@ -133,9 +133,7 @@ class Lowering:
             try:
                 with naming_rule(node, self.context.target):
                     result = self._convert(node, val)
-            except (
-                NoRule
-            ) as reason:  # the nodes that the rule has emitted so far are unused, and dropped
+            except NoRule as reason:  # nodes that the rule has emitted so far stay unused
                 decision = Decision("eager", str(reason))
         if decision.kind == "eager":
             check_eager(node, decision.reason, self.context.config, self.context.target)

@@ -199,9 +199,7 @@ class _Plan:
             outputs = [result.buffer(env, device) for result in results]
             launch(name, inputs, outputs, padded)
             for k in written:
-                if (
-                    inputs[k] is not given[k]
-                ):  # its strides differ from those when the graph was compiled
+                if inputs[k] is not given[k]:  # its strides are not those it was compiled for
                     given[k].copy_(inputs[k])
             for result, tensor in zip(results, outputs, strict=True):
                 result.leave(env, tensor)

@@ -273,9 +273,7 @@ class GraphTarget(RuleTarget):
         }
         runs: dict[str, Run] = {}
         for name, unit in units.items():
-            found = cache.get(
-                UNIT, artifact.units[name]
-            )  # it may have been evicted since it was stored
+            found = cache.get(UNIT, artifact.units[name])  # None once it has been evicted
             built = found or self._compiled(unit, cache, config)
             runs[name] = self.launch(unit, built, cache, config)
 

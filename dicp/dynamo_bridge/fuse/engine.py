@@ -53,7 +53,7 @@ class Rewriter:
             return self(torch.ops.aten.view.default, copy, sizes)
 
     def emit_as(self, value: Any, target: Any, *args: Any) -> fx.Node:
-        """Emit one call without inference: `value`, layout included, is that of the replaced node."""
+        """Emit one call without inference: it has the `value` (and layout) of the replaced node."""
         with self.root.graph.inserting_before(self.root):
             node = self.root.graph.call_function(target, args)
         inherit(node, self._origins)

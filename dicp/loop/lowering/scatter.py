@@ -234,9 +234,9 @@ def _reduced(
     lw: Lowering, x: Value, reduce: str, include_self: bool,
     put: Callable[[Value, float | None, str], Value],
 ) -> Value:  # fmt: skip
-    """`x` with the given values combined into it by `reduce`.
+    """`x` with values combined into it by `reduce`.
 
-    `put(x, number, op)` combines the given values into `x`, or that number in the place of each.
+    `put(x, number, op)` combines the values into `x`, or in place of each of them that number.
     """
     op = _REDUCE.get(reduce, "sum")
     if reduce != "mean" and include_self:

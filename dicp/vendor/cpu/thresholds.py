@@ -152,7 +152,7 @@ MAX_DOTS = 12
 dot products (`d_most_dots`): ceil(rows / 4) passes over a column in the L1 cache against packing
 it. On an AMD EPYC with AVX-512, 1 to 12 rows take 0.3 to 0.9 of the library's time."""
 MAX_BYTES_ROWS, MAX_OWN_BYTES_ROWS = 64, 512
-"""Rows up to which a product reads int8 weights as they lie, everywhere and where our kernel
+"""Rows up to which a product reads int8 weights unconverted, everywhere and where our kernel
 multiplies faster than BLAS. Otherwise they are converted in memory at every run.
 
 Time of one thread, relative to that with converted weights, 512x2048 to 4096x1024 weights, on an
