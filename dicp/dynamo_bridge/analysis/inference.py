@@ -152,11 +152,6 @@ _FIRST_FOLLOWS = frozenset({
 """Operators whose first result has the memory format of their first argument."""
 
 
-def follows_format(target: Any) -> bool:
-    """Whether the operator is pointwise: the result has the common format of its operands."""
-    return torch.Tag.pointwise in getattr(target, "tags", ())
-
-
 def _is_image(node: fx.Node) -> bool:
     value = node.meta.get("val")
     return isinstance(value, torch.Tensor) and value.dim() >= 4
@@ -238,8 +233,8 @@ class Propagation:
         sources = [source for source in node.all_input_nodes if _is_image(source)]
         if node.target in _FIRST_FOLLOWS:
             sources = sources[:1]
-        elif not follows_format(node.target):
-            return None
+        elif torch.Tag.pointwise not in getattr(node.target, "tags", ()):
+            return None  # a pointwise result has the common format of its operands
         shape = shape_of(out)
         values = [source.meta["val"] for source in sources]
         if any(value.dim() == 4 and shape_of(value) != shape for value in values):

@@ -50,7 +50,7 @@ def threshold(lw: Lowering, x: Value, limit: Any, value: Any) -> Value:
     dtype = x.dtype
     return elementwise(
         lw, (x,),
-        # eager compares with the limit itself, not with one that is rounded to a short float
+        # eager compares with the limit itself, not with one rounded to a 16-bit float
         lambda x: select(compare("le", x, lw.scalar(limit, dtype)), lw.element(value, dtype), x),
     )  # fmt: skip
 

@@ -396,7 +396,7 @@ def silu_backward(lw: Lowering, g: Value, x: Value) -> Value:
 
 @rule(aten.threshold_backward)
 def threshold_backward(lw: Lowering, g: Value, x: Value, threshold: Any) -> Value:
-    limit = lw.scalar(threshold, lw.meta().dtype)  # not rounded to a short float, as in eager
+    limit = lw.scalar(threshold, lw.meta().dtype)  # not rounded to a 16-bit float, as in eager
     return elementwise(lw, (g, x), lambda g, x: select(compare("le", x, limit), 0, g))
 
 
