@@ -143,7 +143,7 @@ def unsupported(
 
 
 def call_of(node: fx.Node) -> dict[str, Any]:
-    """What an error says of a call: its operator, operands and the user's line."""
+    """The description of a call in an error: its operator, operands and the user's line."""
     vals = [a.meta.get("val") for a in node.all_input_nodes]
     tensors = [v for v in vals if isinstance(v, torch.Tensor)]
     return {

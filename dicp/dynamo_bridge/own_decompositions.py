@@ -2,8 +2,8 @@
 
 Where a target has rules for a forward operator only, or for its gradient only, the other runs
 eagerly: so what a decomposed forward operator saves for its gradient has eager's dtypes, sizes and
-numbers. PyTorch's own decompositions differ there for attention, and for norms of 16-bit floats with
-float32 weights.
+numbers. PyTorch's own decompositions differ there for attention, and for norms of 16-bit floats
+with float32 weights.
 """
 
 from __future__ import annotations
