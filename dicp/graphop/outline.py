@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from dicp.graphop.assemble import plain_size
-from dicp.graphop.program import Graph, GraphProgram, Node, Value, describe
+from dicp.graphop.program import Graph, GraphProgram, Node, Value, node_text
 from dicp.outline import Access, Outline, Place, Step, StepKind, Tensor
 from dicp.serialize import evaluate_size
 
@@ -135,7 +135,7 @@ class _Outliner:
         reads = [values[value] for value in node.operands()]
         reads = [number for number in reads if number not in writes]
         self._add(node.kind, "operator", launch, reads, writes, node.origin,
-                  describe(node), graph.name)  # fmt: skip
+                  node_text(node), graph.name)  # fmt: skip
 
     def _value(self, value: Value, place: Place) -> int:
         shape = [plain_size(size) for size in value.shape]

@@ -202,7 +202,7 @@ class Graph:
         return [n for n in self.nodes if n.kind not in ("input", "sizes", "seed", "const")]
 
     def text(self) -> str:
-        lines = [describe(node) for node in self.nodes]
+        lines = [node_text(node) for node in self.nodes]
         refusal = self.bucket_refusal
         if refusal != "not asked for":
             lines.insert(
@@ -218,7 +218,14 @@ def _leaving(result: Result) -> str:
     return f"{result.value.node.name}:{result.value.index}{place}"
 
 
+def node_text(node: Node) -> str:
+    """A node as a line of text, with its origin."""
+    return describe(node) + (f"  # {node.origin}" if node.origin else "")
+
+
 def describe(node: Node) -> str:
+    """A node as a line of text, without its origin."""
+
     def show(operand: Operand) -> str:
         if isinstance(operand, Value):
             return operand.node.name + (f":{operand.index}" if operand.index else "")
@@ -232,8 +239,7 @@ def describe(node: Node) -> str:
         + (f" {node.formats[str(v.index)]}" if str(v.index) in node.formats else "")
         for v in node.outputs
     )
-    origin = f"  # {node.origin}" if node.origin else ""
-    return f"{node.name}: {types} = {node.kind}({', '.join(parts)}){origin}"
+    return f"{node.name}: {types} = {node.kind}({', '.join(parts)})"
 
 
 def _short(value: Any) -> str:

@@ -13,7 +13,7 @@ import abc
 import re
 import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -33,6 +33,7 @@ from dicp.graphop.program import Graph, GraphProgram, Item, Node, Slot, describe
 from dicp.graphop.runtime import GraphExecutable
 from dicp.graphop.sizes import at_sizes
 from dicp.graphop.thresholds import MOST_PADDED
+from dicp.origin import Origin
 from dicp.outline import Outline
 from dicp.rule_errors import raise_run_failure
 from dicp.serialize import evaluate_size
@@ -53,18 +54,25 @@ It raises DeviceError for a known failure; any other status raises RunStatusErro
 class GraphUnit:
     """One graph to compile: its source text, and the compiler's options.
 
-    `options` is text in the vendor's format; `written` numbers the inputs that the graph writes to.
+    `options` is text in the vendor's format; `written` numbers the inputs that the graph writes to;
+    `origins` are the user's operators that it computes, for messages.
     """
 
     name: str
     text: str
     options: str = ""
     written: tuple[int, ...] = ()
+    origins: tuple[Origin, ...] = ()
+
+    @classmethod
+    def of(cls, step: Mapping[str, Any], text: str, options: str) -> GraphUnit:
+        """The graph that a serialized step runs."""
+        return cls(step["graph"], text, options, tuple(step["written"]), tuple(step["origins"]))
 
     def at(self, size: Callable[[str], int]) -> GraphUnit:
         """The same graph with its symbolic sizes filled in."""
         text, options = at_sizes(self.text, size), at_sizes(self.options, size)
-        return GraphUnit(self.name, text, options, self.written)
+        return replace(self, text=text, options=options)
 
 
 class GraphTarget(RuleTarget):
@@ -223,14 +231,14 @@ class GraphTarget(RuleTarget):
     ) -> Artifact:
         plain: dict[str, Any] = {"program": program.serialized, "units": {}, "static": {}}
         keys = {}
-        written = _written(program.serialized)
+        steps = _graph_steps(program.serialized)
         for graph in program.graphs:
             if graph.bucket_refusal is None:
                 plain["static"][graph.name] = self.render_static(graph, config)
                 if not self.facts.symbolic_shapes:
                     continue  # compiled for each bucket when it occurs
             text, options = source.texts[graph.name], self.graph_options(graph, config)
-            unit = GraphUnit(graph.name, text, options, written[graph.name])
+            unit = GraphUnit.of(steps[graph.name], text, options)
             plain["units"][graph.name] = [text, options]
             try:
                 keys[graph.name] = self._compiled(unit, cache, config).key
@@ -252,7 +260,7 @@ class GraphTarget(RuleTarget):
                 origin = node.origin
                 return GraphRejectedError(
                     error.target, error.message, f"{name} ({node.kind})", origin.op,
-                    origin.user_line, origin.node, describe(node).partition("  #")[0],
+                    origin.user_line, origin.node, describe(node),
                 )  # fmt: skip
         return error
 
@@ -262,15 +270,11 @@ class GraphTarget(RuleTarget):
         if self.simulated(config):
             self.warn_of_simulator(self.simulator)
         plain = artifact.program
-        written = _written(plain["program"])
-        units = {
-            name: GraphUnit(name, text, options, written[name])
-            for name, (text, options) in plain["units"].items()
-        }
-        static = {
-            name: GraphUnit(name, text, options, written[name])
-            for name, (text, options) in plain["static"].items()
-        }
+        steps = _graph_steps(plain["program"])
+        units, static = (
+            {name: GraphUnit.of(steps[name], *texts) for name, texts in plain[kind].items()}
+            for kind in ("units", "static")
+        )
         runs: dict[str, Run] = {}
         for name, unit in units.items():
             found = cache.get(UNIT, artifact.units[name])  # None once it has been evicted
@@ -305,10 +309,10 @@ class GraphTarget(RuleTarget):
         return outline(program, sizes)
 
 
-def _written(program: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
-    """Graph -> the inputs that it writes to."""
-    steps = [step for step in (*program["once"], *program["steps"]) if "graph" in step]
-    return {step["graph"]: tuple(step["written"]) for step in steps}
+def _graph_steps(program: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    """Graph -> the step of a serialized program that runs it."""
+    steps = (*program["once"], *program["steps"])
+    return {step["graph"]: step for step in steps if "graph" in step}
 
 
 def _static_slots(lowering: Lowering, context: LowerContext) -> set[Slot]:
