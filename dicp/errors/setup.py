@@ -30,7 +30,7 @@ class UnknownOptionError(DicpError):
 
 
 class ConfigValueError(DicpError, ValueError):
-    """A known option with a value it cannot take. `source` says where the value came from."""
+    """A known option with an invalid value. `source` names where the value came from."""
 
     def __init__(self, source: str, given: object, expected: str, fix: str) -> None:
         self.source = source
@@ -63,7 +63,7 @@ class InvalidTargetError(DicpError):
         self.problems = tuple(problems)
         listed = "; ".join(problems)
         super().__init__(
-            f"target {name!r} ({place}) cannot be used: {listed}. Mend the package that registers "
+            f"target {name!r} ({place}) cannot be used: {listed}. Fix the package that registers "
             "it under the entry points `dicp.targets`, or uninstall it."
         )
 
@@ -108,7 +108,7 @@ class NewVendorError(DicpError):
 
 
 class CacheFolderError(DicpError):
-    """The cache folder cannot be used, where that cannot be worked around."""
+    """The cache folder cannot be used, and there is no alternative."""
 
     def __init__(self, path: Path | str, reason: str) -> None:
         self.path = Path(path)

@@ -28,7 +28,7 @@ class ResultsFileError(DicpError):
 
 
 class ReportSourceError(DicpError):
-    """A path that no report can be made from."""
+    """A path without a dump to report on."""
 
     def __init__(self, path: Path, problem: str) -> None:
         self.path = path
@@ -49,7 +49,7 @@ class ReportScriptError(DicpError):
         lines = [f"no report: {str(script)!r} ended with exit status {status}."]
         if output.strip():
             lines += ["its last lines on stderr:", *indented(output.strip())]
-        lines.append("Mend the script, or run it by itself with DICP_DUMP=<folder> and give that.")
+        lines.append("Fix the script, or run it by itself with DICP_DUMP=<folder> and give that.")
         super().__init__("\n".join(lines))
 
 

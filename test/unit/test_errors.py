@@ -131,12 +131,12 @@ CASES: list[tuple[DicpError, str]] = [
             "raises KeyError: 'x'",
         ),
         "target 'chip': the rule for aten.relu.default(torch.float32[2, 3]) raises KeyError: 'x'. "
-        "At: a.py:3. Mend the rule, or report it; until then eager_ops='aten.relu.default' "
+        "At: a.py:3. Fix the rule, or report it; until then eager_ops='aten.relu.default' "
         "(DICP_EAGER_OPS) runs the operator eagerly.",
     ),
     (
         TargetFailureError("chip", "render_kernel", "KeyError: 'x'", "chip/kernel.py:7"),
-        "target 'chip': render_kernel raises KeyError: 'x', at chip/kernel.py:7. Mend the target "
+        "target 'chip': render_kernel raises KeyError: 'x', at chip/kernel.py:7. Fix the target "
         "there, or report it; until then on_compile_error='eager' (DICP_ON_COMPILE_ERROR) runs "
         "the model eagerly.",
     ),
@@ -192,7 +192,7 @@ CASES: list[tuple[DicpError, str]] = [
     ),
     (
         InvalidTargetError("x", "pkg:X", ["its name is not a str", "facts are missing"]),
-        "target 'x' (pkg:X) cannot be used: its name is not a str; facts are missing. Mend the "
+        "target 'x' (pkg:X) cannot be used: its name is not a str; facts are missing. Fix the "
         "package that registers it under the entry points `dicp.targets`, or uninstall it.",
     ),
     (
