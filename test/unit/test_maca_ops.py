@@ -19,11 +19,18 @@ from support.nvidia import VARIANTS, compile_for_nvidia, kernels_of
 from torch import Tensor
 from torch.testing import assert_close
 
+import dicp
 from dicp.dynamo_bridge.backend import Backend
-from dicp.errors import IndexOutOfBoundsError, IntegerDivisionByZeroError, SimulatorWarning
+from dicp.errors import (
+    IndexOutOfBoundsError,
+    IntegerDivisionByZeroError,
+    LaunchError,
+    SimulatorWarning,
+)
 from dicp.target import find_target
 from dicp.testing import BackendUnderTest
-from dicp.vendor.maca.units import UNIT
+from dicp.vendor.maca import simulator
+from dicp.vendor.maca.units import UNIT, header_texts
 
 pytestmark = pytest.mark.sweep
 
@@ -125,6 +132,35 @@ def test_a_division_by_zero_names_operator_and_line(kept: Path) -> None:
     fn = compiled(lambda x, y: x // y, kept)
     with pytest.raises(IntegerDivisionByZeroError, match=r"test_maca_ops\.py:\d+"):
         fn(torch.ones(4, dtype=torch.int32), torch.zeros(4, dtype=torch.int32))
+
+
+def test_a_fault_that_the_emulation_finds_names_kernel_operator_and_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Waves of a row do not wait for each other's sums."""
+    texts = dict(header_texts())
+    stored = "room[d_thread() / D_WAVE] = x;\n"
+    waits = f"{stored}    d_barrier();\n"
+    assert waits in texts["device.h"]
+    texts["device.h"] = texts["device.h"].replace(waits, stored)
+    monkeypatch.setattr(simulator, "header_texts", lambda: texts)
+    fn = compiled(lambda x: x.sum(-1), tmp_path)
+    wanted = r"(?s)kernel sum_\w+ cannot be run: a race: thread \d.*aten\.sum.*test_maca_ops\.py:\d"
+    with pytest.raises(LaunchError, match=wanted):
+        fn(torch.ones(4, 5000))
+
+
+def test_dtypes_without_kernels_run_eagerly_with_the_reason(kept: Path) -> None:
+    def fn(x: Tensor) -> Tensor:
+        return (x.to(torch.uint16) ^ 3).float() + 1
+
+    x = torch.arange(8.0)
+    assert torch.equal(compiled(fn, kept)(x), fn(x))
+    report = dicp.explain(fn, x, backend="maca")
+    reasons = {n.op: n.reason for r in report.reports for n in r.nodes if n.decision == "eager"}
+    assert "aten.bitwise_xor.Scalar" in reasons and "aten.add.Tensor" not in reasons
+    assert set(reasons.values()) == {"dtype torch.uint16 is not generated for maca"}
+    assert "dtype torch.uint16 is not generated for maca" in str(report)
 
 
 LIBRARY_CALLS: dict[str, Callable[[Tensor], Any]] = {

@@ -111,7 +111,7 @@ class Emulation:
         text, names = source()
         config = Config.from_env({}, MacaTarget.options)
         compiler = host_compiler(config.with_options(options, vendor=MacaTarget.options))
-        content = compiler.compile(text, names, [])
+        content = compiler.compile(text, names)
         self.library = host.load_content(TARGET, content, [f"{n}_run" for n in names])
 
     def run(self, name: str, values: np.ndarray) -> int:
