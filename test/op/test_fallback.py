@@ -154,3 +154,6 @@ def test_factorizations_refuse_what_eager_refuses(backend: Any, dynamic: bool) -
     torch.testing.assert_close(compiled(good), torch.linalg.inv(good + 1) * 2)
     with pytest.raises(torch.linalg.LinAlgError, match="singular"):
         compiled(torch.zeros(4, 4))
+    if backend.is_dicp:  # the report names what is called, not how PyTorch orders it alone
+        nodes = [node.op for report in backend.reports() for node in report.nodes]
+        assert "with_effects(aten._linalg_check_errors.default)" in nodes

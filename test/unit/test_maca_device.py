@@ -295,6 +295,7 @@ def test_the_automatic_backend_takes_the_target_of_pytorchs_build(
 
 def test_the_same_operators_are_compiled_as_for_other_gpus() -> None:
     assert MacaTarget.rules is TritonTarget.rules
-    assert MacaTarget.facts.dtypes == TritonTarget.facts.dtypes
-    assert MacaTarget.facts.fusions == TritonTarget.facts.fusions
-    assert MacaTarget.facts.attention == TritonTarget.facts.attention
+    assert MacaTarget.facts == TritonTarget.facts
+    assert MacaTarget.lowering.atomic_dtypes == TritonTarget.lowering.atomic_dtypes
+    for decision in ("decide", "decide_on", "unsupported", "rules_for"):
+        assert getattr(MacaTarget, decision) is getattr(TritonTarget, decision)
