@@ -284,6 +284,22 @@ def test_metax_builds_of_pytorch_prefer_this_target(monkeypatch: pytest.MonkeyPa
     assert MacaTarget().priority > TritonTarget().priority
 
 
+def test_doctor_reports_compiler_library_and_chip(
+    toolkit: Path, driver: ModuleDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    checks = MacaTarget().doctor(config_with(toolkit))
+    assert {c.name: c.detail for c in checks} == {
+        "mxcc": "mxcc stand-in 1.0", "runtime library": "mcModuleLaunchKernel",
+        "device": "MetaX C500",
+    }  # fmt: skip
+    assert all(c.ok for c in checks)
+
+
+def test_dynamo_knows_both_names() -> None:
+    assert {"macagraph", "maca"} <= set(torch.compiler.list_backends())
+
+
 @pytest.mark.parametrize(("version", "chosen"), [("2.6.0+metax3.2", "maca"), ("2.6.0", "triton")])
 def test_the_automatic_backend_takes_the_target_of_pytorchs_build(
     version: str, chosen: str, monkeypatch: pytest.MonkeyPatch

@@ -5,6 +5,7 @@ A choice of cases that meets every form of kernel; `test/maca_scripts` runs all 
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -163,6 +164,25 @@ def test_dtypes_without_kernels_run_eagerly_with_the_reason(kept: Path) -> None:
     assert "dtype torch.uint16 is not generated for maca" in str(report)
 
 
+def test_profiles_and_explanations_name_operators_and_lines(kept: Path, tmp_path: Path) -> None:
+    def fn(x: Tensor) -> Tensor:
+        return torch.softmax(x * 2, -1).sum(0)
+
+    x = torch.randn(16, 16)
+    run = compiled(fn, kept)
+    run(x)
+    with torch.profiler.profile(record_shapes=True) as profile:
+        run(x)
+    profile.export_chrome_trace(str(tmp_path / "trace.json"))
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    kernels = [e["args"] for e in events if "operators" in e.get("args", {})]
+    named = " ".join(kernel["operators"] for kernel in kernels)
+    assert "softmax" in named and "sum" in named
+    assert all("test_maca_ops.py" in kernel["source"] for kernel in kernels)
+    text = str(dicp.explain(fn, x, backend="maca"))
+    assert "kernel " in text and "aten._softmax.default" in text and "test_maca_ops.py:" in text
+
+
 LIBRARY_CALLS: dict[str, Callable[[Tensor], Any]] = {
     "singular values": lambda x: torch.linalg.svdvals(x),
     "factors": lambda x: torch.linalg.qr(x)[1],
@@ -205,3 +225,6 @@ def test_doctor_says_what_runs_in_the_place_of_the_chip() -> None:
     checks = {c.name: c for c in target.doctor(Config.from_env({}, target.options))}
     assert "/opt/maca" in checks["mxcc"].detail and "MACA_PATH" in checks["mxcc"].fix
     assert checks["simulator"].ok and checks["build"].ok
+    asked = Config.from_env({}, target.options).with_options({"runs_on": "device"})
+    checks = {c.name: c for c in target.doctor(asked)}
+    assert not any(checks[name].ok for name in ("mxcc", "runtime library", "simulator"))
