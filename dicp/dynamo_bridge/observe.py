@@ -169,7 +169,8 @@ class Observer:
             yield
         except (CompilerError, GraphRejectedError) as error:
             if self._folder is not None:
-                self._write("compiler_log.txt", f"{error}\n")
+                whole = error.diagnostics if isinstance(error, CompilerError) else ""
+                self._write("compiler_log.txt", f"{error}\n\n{whole}".rstrip() + "\n")
             raise
         spent = time.perf_counter() - start
         self.report.stages[name] = self.report.stages.get(name, 0.0) + spent

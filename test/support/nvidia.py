@@ -26,7 +26,7 @@ def compile_for_nvidia(bodies: Mapping[str, str], defines: tuple[str, ...]) -> N
     """Kernel name -> body through the compatibility header, for waves of 32: by NVRTC, and by nvcc
     where it is installed."""
     unit = unit_text(bodies, {})
-    assert Nvrtc(ARCH, defines).compile(unit, list(bodies), ())
+    assert Nvrtc(ARCH, defines).compile(unit, list(bodies))
     if shutil.which("nvcc") is None:
         return
     with TemporaryDirectory() as folder:
