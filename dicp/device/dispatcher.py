@@ -372,6 +372,9 @@ class Dispatcher:
         if result is NotImplemented or not outs:
             return result
         results = [result] if isinstance(result, torch.Tensor) else list(result)
+        pairs = zip(results[form.fresh :], outs, strict=True)
+        if not all(torch.can_cast(value.dtype, out.dtype) for value, out in pairs):
+            return NotImplemented  # eager's error is the host's
         for out, value in zip(outs, results[form.fresh :], strict=True):
             if out.shape != value.shape:
                 out.resize_(value.shape)

@@ -171,6 +171,8 @@ class OperatorLibrary:
     def _computed(self, chosen: Chosen, place: torch.device) -> Any:
         inputs, out = chosen.inputs, chosen.out
         expected = chosen.op(**{name: _on_meta(value) for name, value in inputs.items()})
+        if out is not None and not torch.can_cast(expected.dtype, out.dtype):
+            return NotImplemented  # eager's error is the host's
         kind = {"dtype": expected.dtype, "device": place}
         if out is not None and out.shape == expected.shape and out.dtype == expected.dtype:
             result = out

@@ -136,6 +136,11 @@ diopiError_t diopiSoftmax(diopiContextHandle_t c, diopiTensorHandle_t out,
   if (diopiRequireTensor(c, &exponents, &x.sizes, nullptr, diopi_dtype_float32, diopi_device) != 0)
     return diopiErrorOccurred;
   read(exponents, e);
+  if (x.count == 17) {  // more memory than there is
+    diopiTensorHandle_t buffer;
+    const auto status = diopiRequireBuffer(c, &buffer, int64_t(1) << 50, diopi_device);
+    if (status != diopiSuccess) return status;
+  }
   if (dim < 0) dim += x.sizes.len;
   int64_t inner = 1;
   for (int64_t d = dim + 1; d < x.sizes.len; ++d) inner *= x.sizes.data[d];
@@ -180,6 +185,9 @@ from torch_dipu import dipu
 
 torch.manual_seed(0)
 a, b, w, bias = torch.randn(3, 4), torch.randn(3, 4), torch.randn(5, 4), torch.randn(5)
+def square(t):
+    return t.view(-1)[:9].view(3, 3)
+
 CALLS = {
     "add": lambda a, b, w, bias: a + b,
     "gaps": lambda a, b, w, bias: torch.add(a[:, ::2], b[:, 1::2], alpha=2),
@@ -188,6 +196,8 @@ CALLS = {
     "in place": lambda a, b, w, bias: a.add_(b),
     "part in place": lambda a, b, w, bias: a.t().add_(b.t()),
     "onto itself": lambda a, b, w, bias: torch.mul(a, b, out=b),
+    "product onto an operand": lambda a, b, w, bias: torch.mm(
+        a[:, :3], square(b), out=square(b.clone() if b.is_cpu else b)),
     "given": lambda a, b, w, bias: torch.add(a, b, out=torch.empty(0, device=a.device)),
     "wider": lambda a, b, w, bias: torch.add(a, b, out=a.new_empty(3, 4, dtype=torch.float64)),
     "broadcast": lambda a, b, w, bias: a + b[0],
@@ -240,6 +250,19 @@ try:
     torch.ones(13, device="dipu") * torch.ones(13, device="dipu")
 except RuntimeError as error:
     print("ERROR", error)
+try:
+    torch.softmax(torch.ones(17, device="dipu"), 0)
+except torch.OutOfMemoryError as error:
+    assert "out of memory: requested" in str(error), error
+else:
+    raise AssertionError("memory without end")
+integers = torch.ones(2, dtype=torch.int64, device="dipu")
+try:
+    torch.add(x[:2], 1.5, out=integers)
+except RuntimeError as error:
+    assert "can't be cast" in str(error), error
+else:
+    raise AssertionError("a result was narrowed")
 gone = torch.ones(4, device="dipu")
 gone.untyped_storage().resize_(0)
 try:
