@@ -96,7 +96,7 @@ def device_ops() -> None:
     table = _table("operator", "path", "dtypes", title="operators of the device")
     for row in found:
         table.add_row(*_cells(row.operator, row.path, row.dtypes))
-    _print_counted(table, [row.path for row in found])
+    _print_counted(table, [row.path.partition(":")[0] for row in found])
 
 
 @device_app.command("check")

@@ -71,6 +71,12 @@ class DeviceSettings:
         "the same under ditorch's name; both must be on",
         default=True,
     )
+    library: str = setting(
+        TEXT,
+        "DIPU_WITH_DIOPI_LIBRARY",
+        "DISABLE: the vendor's operator library is not loaded",
+        default="",
+    )
     fallback: str = setting(
         TEXT,
         "DIPU_FORCE_FALLBACK_OPS_LIST",
@@ -152,6 +158,11 @@ class DeviceSettings:
     def shows_as_mocked(self) -> bool:
         """Whether tensors say that they are on the device that this one stands in for."""
         return self.show_as_mocked and self.show_switched
+
+    @property
+    def uses_library(self) -> bool:
+        """Whether the vendor's operator library is loaded."""
+        return self.library.upper() != "DISABLE"
 
     @property
     def dumps(self) -> bool:

@@ -140,6 +140,18 @@ class RuntimeLibraryError(DicpError):
         )
 
 
+class OperatorLibraryError(DicpError):
+    """A vendor's operator library cannot be loaded, or one of its functions failed."""
+
+    def __init__(self, path: str, reason: str) -> None:
+        self.path = path
+        self.reason = reason
+        super().__init__(
+            f"The operator library {path}: {reason}. DIPU_WITH_DIOPI_LIBRARY=DISABLE runs without "
+            "it; dicp/device/native/operator_library.h declares what such a library is given."
+        )
+
+
 class VendorNotFoundError(DicpError):
     """DITORCH_DEVICE or DIPU_DEVICE names a vendor whose runtime is not installed."""
 

@@ -32,6 +32,7 @@ from dicp.errors import (
     ModelMismatchError,
     NarrowingError,
     NewVendorError,
+    OperatorLibraryError,
     OperatorNameError,
     OverflowFoundError,
     PrototypeError,
@@ -107,6 +108,12 @@ CASES: list[tuple[DicpError, str]] = [
         "registers a runtime of that name. "
         "Did you mean 'droplet'? Installed: droplet. A runtime is registered by an entry point in "
         "the group 'dicp.devices'; unset the variable for the simulated chip.",
+    ),
+    (
+        OperatorLibraryError("/chip/liboperators.so", "it has none of diopiAdd, diopiMm"),
+        "The operator library /chip/liboperators.so: it has none of diopiAdd, diopiMm. "
+        "DIPU_WITH_DIOPI_LIBRARY=DISABLE runs without it; dicp/device/native/operator_library.h "
+        "declares what such a library is given.",
     ),
     (
         RunFailureError("chip", "graph g0", "KeyError: 'x'", "chip/run.py:7", ["relu at a.py:3"]),
