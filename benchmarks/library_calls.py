@@ -18,6 +18,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from benchmarks.measure import alternate
+from dicp.vendor.cpu.calibration import has_onednn_linear
 
 aten = torch.ops.aten
 
@@ -109,7 +110,7 @@ def implementations(func: Any, args: Any, kwargs: Any) -> Iterator[Implementatio
     if packet in CONVOLUTIONS and all(a.dim() in (1, 4) for a in args if isinstance(a, Tensor)):
         last = [_channels_last(a) for a in args]
         yield lambda: func(*last, **kwargs)
-    if args[0].device.type == "cpu" and torch.backends.mkldnn.is_available():
+    if args[0].device.type == "cpu" and has_onednn_linear(args[0].dtype):
         yield from _one_dnn_implementations(packet, args)
 
 
