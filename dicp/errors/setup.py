@@ -10,8 +10,9 @@ from dicp.errors.text import did_you_mean, nearest, sentence
 
 __all__ = [
     "AdaptorFileError", "CacheFolderError", "ConfigValueError", "DeviceRegistrationError",
-    "InvalidTargetError", "NewVendorError", "RuntimeLibraryError", "SimulatorForbiddenError",
-    "TargetNotFoundError", "ToolchainError", "UnknownOptionError", "VendorNotFoundError",
+    "InvalidTargetError", "NewVendorError", "OperatorLibraryError", "RuntimeLibraryError",
+    "SimulatorForbiddenError", "TargetNotFoundError", "ToolchainError", "UnknownOptionError",
+    "VendorNotFoundError",
 ]  # fmt: skip
 
 
