@@ -155,7 +155,7 @@ class OperatorLibrary:
         self, op: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> str | None:
         chosen = self._chosen(op, args, kwargs)
-        return chosen and chosen.function.name
+        return chosen.function.name if chosen else None
 
     def _chosen(
         self, op: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]
