@@ -12,6 +12,8 @@ empty_strided_cpu = native_guards._empty_strided_cpu  # type: ignore[attr-define
 """`torch.empty_strided(size, stride, dtype)` on the CPU, bypassing the dispatcher."""
 reinterpret_tensor = native_guards._reinterpret_tensor  # type: ignore[attr-defined]
 """`tensor.as_strided(size, stride, tensor.storage_offset() + offset)`, bypassing the dispatcher."""
+storage_use_count = torch._C._storage_Use_Count
+"""How many tensors and Python storages share the storage at an address (its `_cdata`)."""
 _get_device = torch._C.TensorBase.device.__get__  # type: ignore[attr-defined]
 
 
