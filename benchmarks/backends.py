@@ -1,4 +1,4 @@
-"""The contestants: `eager`, any backend `torch.compile` knows, with options after a colon."""
+"""The backends under comparison: `eager`, any backend of `torch.compile`, options after a colon."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 EAGER = "eager"
 BASELINE = "inductor"
 FRONT_END = "aot_eager"
-"""Dynamo and AOTAutograd alone: what every backend pays before its own work begins."""
+"""Dynamo and AOTAutograd alone: the time that every backend spends before its own."""
 
 # Backends that register themselves only when a module of theirs is imported, and the options
 # without which they compute in another precision than asked.

@@ -28,7 +28,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 class ChildFailed(RuntimeError):
-    """A measurement that died or ran out of time; the message ends with what it printed last."""
+    """A measurement that crashed or timed out; the message ends with its last output."""
 
 
 def run(

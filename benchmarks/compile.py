@@ -1,7 +1,7 @@
 """`compile`: seconds to the first result of a model in a new process.
 
-cold: every disk cache empty. warm: again, with what the cold process left on disk. Beside each
-backend stands the front end alone (Dynamo and AOTAutograd), which every backend pays.
+cold: every disk cache empty. warm: again, with the cold process's caches. The front end alone
+(Dynamo and AOTAutograd), which every backend needs, is measured beside each backend.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def measure(model: str, backend: str, train: bool, dtype: str, device: str) -> d
 
 
 def stages(backend: str) -> list[dict[str, Any]]:
-    """Where a backend that keeps reports spent its time, per graph; empty for the others."""
+    """Stage times per graph of a backend that reports them; empty for others."""
     import torch._dynamo
 
     found = torch._dynamo.lookup_backend(parse(backend).name) if backend != EAGER else None
@@ -67,7 +67,7 @@ def middle(results: Sequence[dict[str, Any]], key: str) -> float:
 
 
 def run(options: Options, report: Report, progress: Progress) -> None:
-    """Every model and backend; the front end alone is added where it was not asked for."""
+    """Every model and backend, and the front end alone if it is not among them."""
     report.unit, report.group_by = "s", "caches"
     report.note = (__doc__ or "").partition("\n\n")[2]
     backends = [b for b in dict.fromkeys([*options.backends, FRONT_END]) if b != EAGER]

@@ -1,4 +1,4 @@
-"""What training and serving on a GPU need of a backend, each tried once and compared with eager."""
+"""Features that training and serving on a GPU need, each tried once and compared with eager."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def other_stream(s: Setting) -> None:
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             x = s.x
-            for _ in range(50):  # work that a launch elsewhere would overtake
+            for _ in range(50):  # work that a launch on another stream would overtake
                 x = x + 0.04 * s.x
             got = run(x)
         torch.cuda.current_stream().wait_stream(stream)
@@ -193,7 +193,7 @@ def recorded_training(s: Setting) -> None:
 
 
 def tuned_products(s: Setting) -> None:
-    """mode="max-autotune": products and what follows them, whoever wins."""
+    """mode="max-autotune": products and their epilogues, by either kernel."""
     model, x = s.model.to(torch.bfloat16), s.x.to(torch.bfloat16)
     with torch.no_grad():
         run = s.compile(model, mode="max-autotune-no-cudagraphs")
@@ -260,7 +260,7 @@ def names(device: str) -> list[str]:
 
 
 def measure(feature: str, backend: str, device: str) -> str:
-    """Tries one feature; raises what went wrong."""
+    """Try one feature; raises its error."""
     torch.compiler.reset()
     FEATURES[feature](Setting(backend, device))
     if device == "cuda":

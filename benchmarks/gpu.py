@@ -1,12 +1,13 @@
 """`gpu`: features, kernels, models, compile times and tests on a GPU, in one table.
 
-    python -m benchmarks gpu --device cuda --backends eager,inductor,tritongraph --out FOLDER
+python -m benchmarks gpu --device cuda --backends eager,inductor,tritongraph --out FOLDER
 
-Every section has its share of ten minutes, with what those before it left over, and every item a
-limit; an item that fails, hangs or crashes is named in the table and the next one is begun. What is
-known is written to FOLDER after every item; the goals and whether they were reached come last.
-`--sections kernels,models` runs some of them; `--sections products` is one that is run only when it
-is named: see `gpu_products`.
+Every section has a share of ten minutes, plus the time that earlier sections did not use, and every
+item a limit; an item that fails, hangs or crashes is named in the table and the next one begins.
+Results are written to FOLDER after every item; the goals and whether they were reached come last.
+`--sections kernels,models` runs some of them; `--sections products` runs only when it is named: see
+`gpu_products`.
+
 share of the copy: bytes that must be moved at the rate of a copy measured in turn, over the time.
 """
 
@@ -51,7 +52,7 @@ WORKERS = dict.fromkeys(("DICP_COMPILE_JOBS", "TORCHINDUCTOR_COMPILE_THREADS"), 
 
 @dataclass
 class Run:
-    """One invocation: what was asked, the table, and the time it may still take."""
+    """One invocation: its options, the table, and the remaining time."""
 
     options: Options
     report: Report
@@ -73,7 +74,7 @@ class Run:
         return [b for b in self.options.backends if b.endswith("graph")]
 
     @property
-    def contestants(self) -> list[str]:
+    def compilers(self) -> list[str]:
         return [b for b in self.options.backends if b != EAGER]
 
     def add(self, row: Row) -> None:
@@ -99,7 +100,7 @@ class Run:
 
 
 def run(options: Options, report: Report, progress: Progress) -> None:
-    """The sections in order; a section that fails leaves the others their turn."""
+    """Run the sections in order; one that fails does not stop the others."""
     report.unit, report.floors, report.group_by = "", ("copy",), "section"
     report.note = (__doc__ or "").rpartition("\n")[0].rpartition("\n")[2]
     state = Run(options, report, progress, options.out)
@@ -107,10 +108,10 @@ def run(options: Options, report: Report, progress: Progress) -> None:
     state.deadline = time.monotonic()
     for name in options.names or SECTIONS:
         seconds, section = ({**SECTIONS, **NAMED})[name]
-        state.deadline += seconds  # what one leaves over is the next one's
+        state.deadline += seconds  # unused time goes to the next section
         try:
             section(state)
-        except Exception as error:  # what was measured before must not be lost
+        except Exception as error:  # earlier measurements must not be lost
             row = Row(name, {"section": name})
             row.failures = dict.fromkeys(options.backends, f"{type(error).__name__}: {error}")
             state.add(row)
@@ -139,7 +140,7 @@ def time_kernels(state: Run) -> None:
     for item, result, trouble in state.items("benchmarks.gpu_steps:kernel", KERNELS, arguments, 90):
         row = Row(item, {"section": "kernels", "unit": "µs"})
         if trouble:
-            row.failures = dict.fromkeys(state.contestants, trouble)
+            row.failures = dict.fromkeys(state.compilers, trouble)
         else:
             samples = result["samples"]
             row.floors["copy"] = copy = samples.pop("copy")["median"] * 1e6
@@ -156,7 +157,7 @@ def time_models(state: Run) -> None:
         row = Row(name, {"section": f"models, {mode}", "unit": "ms"})
         memory = Row(name, {"section": f"peak memory, {mode}", "unit": "GiB"})
         if trouble:
-            row.failures = dict.fromkeys(state.contestants, trouble)
+            row.failures = dict.fromkeys(state.compilers, trouble)
         else:
             row.take_samples(result["samples"], scale=1e3)
             row.wrong, row.failures = result["wrong"], result["failures"]
@@ -174,11 +175,11 @@ def time_first_results(state: Run) -> None:
             for stage in ("cold", "warm"):
                 row = Row(item, {"section": f"{stage} compile", "unit": "s"})
                 row.failures = dict.fromkeys(broken, "no warm start after a failed cold one")
-                for place, backend in enumerate(state.contestants):
+                for place, backend in enumerate(state.compilers):
                     if backend in broken:
                         continue
                     caches = {**child.cache_environment(Path(folder) / str(place)), **WORKERS}
-                    waiting = len(state.contestants) - place
+                    waiting = len(state.compilers) - place
                     _first_result(state, row, backend, caches, waiting)
                 broken = row.failures
                 if row.values or row.failures:
@@ -188,7 +189,7 @@ def time_first_results(state: Run) -> None:
 def _first_result(
     state: Run, row: Row, backend: str, caches: Mapping[str, str], waiting: int
 ) -> None:
-    """`backend`'s turn, which leaves those that wait for theirs as much of the time."""
+    """Time for `backend`, such that those after it get as much."""
     arguments = {"backend": backend, "device": state.device, "full": state.full}
     limit = min(120, (state.deadline - time.monotonic()) / waiting)
     found = state.items("benchmarks.gpu_steps:first", [row.name], arguments, limit, caches)
@@ -223,7 +224,7 @@ def time_products(state: Run) -> None:
 
 
 def run_tests(state: Run) -> None:
-    """The operator and model tests as far as the time goes; the log stays in the folder."""
+    """The operator and model tests, as far as time allows; the log stays in the folder."""
     seconds = state.deadline - time.monotonic()
     share = max(seconds / len(state.under_test), 10)
     for backend in state.under_test:
@@ -279,6 +280,6 @@ SECTIONS: dict[str, tuple[float, Callable[[Run], None]]] = {
     "compile": (100, time_first_results),
     "tests": (85, run_tests),
 }
-"""Seconds for each section, and what it does; start and table want some of the ten minutes, too."""
+"""Section -> its seconds and its function; start and table need some of the ten minutes, too."""
 NAMED: dict[str, tuple[float, Callable[[Run], None]]] = {"products": (540, time_products)}
-"""Sections that are run only when they are asked for by name."""
+"""Sections that run only when they are named."""

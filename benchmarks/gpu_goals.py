@@ -1,4 +1,4 @@
-"""What a GPU must reach, beside what the rows of the table say it does: one line for each goal."""
+"""The goals on a GPU, checked against the rows of the table: one line each."""
 
 from __future__ import annotations
 
@@ -48,11 +48,11 @@ GOALS = (
     Goal("memory: Inductor's peak to ours", "peak memory", _mean_against(BASELINE), 1.0),
     Goal("memory: worst of these", "peak memory", _worst_against(BASELINE), 1.0),
 )
-"""At least these, as larger-is-better ratios in one run."""
+"""Lower bounds of larger-is-better ratios in one run."""
 
 
 def goal_rows(rows: Sequence[Row], backends: Sequence[str]) -> list[Row]:
-    """A row for each goal and backend; what could not be measured says so."""
+    """A row for each goal and backend; goals that could not be measured are marked."""
     found = []
     for goal in GOALS:
         measured = [r for r in rows if r.facts.get("section", "").startswith(goal.section)]

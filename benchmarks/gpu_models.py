@@ -1,4 +1,4 @@
-"""Models at sizes that fill a large GPU, of nothing but PyTorch itself.
+"""Models at sizes that fill a large GPU, written in PyTorch alone.
 
 Few layers, wide and with large batches: a step is long enough to measure, a compilation short
 enough to wait for.
@@ -75,7 +75,7 @@ class Llama(nn.Module):
 
 
 class Bert(nn.Module):
-    """An encoder as PyTorch's own layer has it, with GELU and norms after the sums."""
+    """An encoder of PyTorch's own layers, with GELU and norms after the sums."""
 
     def __init__(self, size: int, layers: int, heads: int, length: int) -> None:
         super().__init__()
@@ -137,7 +137,7 @@ class Bottleneck(nn.Module):
             nn.Conv2d(width, width, 3, stride, 1, bias=False), nn.BatchNorm2d(width), nn.ReLU(),
             nn.Conv2d(width, outside, 1, bias=False), nn.BatchNorm2d(outside),
         )  # fmt: skip
-        nn.init.zeros_(self.body[-1].weight)  # else rounding grows past comparing
+        nn.init.zeros_(self.body[-1].weight)  # else rounding errors grow too large to compare
         self.short = nn.Identity() if stride == 1 and inside == outside else nn.Sequential(
             nn.Conv2d(inside, outside, 1, stride, bias=False), nn.BatchNorm2d(outside)
         )  # fmt: skip
@@ -205,7 +205,7 @@ def _tokens(batch: int, length: int) -> Tensor:
 
 
 def models(full: bool) -> list[Model]:
-    """Every model; not `full`: so small that a CPU runs them, to try the harness."""
+    """Every model; unless `full`, so small that a CPU can run them to test the harness."""
 
     def pick(large: int, small: int) -> int:
         return large if full else small

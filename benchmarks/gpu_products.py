@@ -1,10 +1,11 @@
 """Matrix products on a GPU: the library against every tiling of the generated kernel.
 
-    python -m benchmarks gpu --sections products --device cuda --out FOLDER
+python -m benchmarks gpu --sections products --device cuda --out FOLDER
 
-A command of its own, since the contests take minutes. FOLDER/products.json is the table of
-`dicp/vendor/triton` with the rows measured here in their places; put there, it is what the compiler
-chooses by. On a CPU the interpreter runs small ones, to try the command: their times mean nothing.
+A separate command, since it takes minutes. FOLDER/products.json is the table of
+`dicp/vendor/triton` with its rows replaced by those measured here; copied there, the compiler
+chooses by it. On a CPU the interpreter runs small products to test the command: their times mean
+nothing.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ def items(full: bool) -> list[str]:
 
 
 def measure(item: str, device: str) -> dict[str, Any]:
-    """A contest for one product: the table's row, and the seconds of both sides."""
+    """Compare library and kernel for one product: the table's row, and the seconds of both."""
     torch.backends.cuda.matmul.fp32_precision = "tf32"
     product = product_of(item, device)
     row = autotuner(device).row(product)
@@ -88,7 +89,7 @@ def _matrix(rows: int, columns: int, layout: str, dtype: str, device: str) -> Te
 
 
 class _Listing(TritonTarget):
-    """Lets the library compute every product, and remembers it."""
+    """Makes the library compute every product, and records each product."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -100,11 +101,11 @@ class _Listing(TritonTarget):
 
 @cache
 def autotuner(name: str) -> choice.Autotuner:
-    """One a process: its compiler's processes are used for all products."""
+    """One per process: its compiler's processes are used for all products."""
     device, config = torch.device(name), Config()
     if device.type == "cuda":
         return TritonTarget().autotuner(device, config)
-    from dicp.vendor.triton.simulator import Simulator  # it loads a Triton of its own
+    from dicp.vendor.triton.simulator import Simulator  # it imports Triton
 
     store = Cache.open(config)
 
@@ -124,8 +125,8 @@ def _seconds(run: Callable[[], Any], device: torch.device) -> float:
 
 
 def keep(folder: Path, rows: list[dict[str, Any]]) -> None:
-    """The table with these rows in the places of those that they measured anew."""
+    """The table with these rows in place of those for the same products."""
     table = {**choice.TABLE, **measured.table_of(map(measured.row_of, rows))}
-    fresh = folder / "products.part"  # who ends us while we write leaves the last one whole
+    fresh = folder / "products.part"  # a kill while it is written leaves the previous file
     measured.write(fresh, table)
     fresh.replace(folder / "products.json")

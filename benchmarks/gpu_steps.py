@@ -1,4 +1,4 @@
-"""What the `gpu` command measures in processes of their own: kernels, models, first results."""
+"""Measurements of the `gpu` command in processes of their own: kernels, models, first results."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def model(item: str, backends: list[str], device: str, full: bool, seconds: floa
         try:
             step()
             found = work.worst_error(step, reference)
-            memory[label] = _peak(step, device)  # before the next one keeps memory of its own
-        except Exception as error:  # a backend that fails leaves the others their numbers
+            memory[label] = _peak(step, device)  # before the next backend allocates memory
+        except Exception as error:  # a backend that fails does not stop the others
             failures[label] = f"{type(error).__name__}: {error}"[:1500]
             continue
         steps[label] = step
@@ -64,7 +64,7 @@ def _workload(item: str, device: str, full: bool) -> Workload:
 
 
 def _peak(step: Any, device: str) -> int:
-    """Bytes that PyTorch's allocator has handed out at most during a step."""
+    """The peak of the bytes that PyTorch's allocator has handed out during a step."""
     if device != "cuda":
         return 0
     step()

@@ -40,9 +40,9 @@ KEEP_FREED_MEMORY = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 <<
 
 @dataclass(frozen=True)
 class Kernel:
-    """A function of tensors; `inputs(n)` makes them with about n elements in the main one.
+    """A function of tensors; `inputs(n)` creates them with about n elements in the main one.
 
-    `written` names the arguments, by place, that the function updates: they are read and written.
+    `written` lists the positions of arguments that the function updates: they are read and written.
     """
 
     name: str
@@ -134,7 +134,7 @@ def embedding_backward(grad: Tensor, index: Tensor) -> Tensor:
 def residual_norm(
     x: Tensor, residual: Tensor, keep: Tensor, weight: Tensor, bias: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Dropout, residual and norm; the mask is given, so that the results can be compared."""
+    """Dropout, residual and norm; the mask is an input, so that results can be compared."""
     total = residual + x * keep / 0.9
     return F.layer_norm(total, (WIDTH,), weight, bias), total
 
@@ -259,7 +259,7 @@ def measure_size(
             compiled = parse(label).compile(kernel.fn)
             try:
                 found = errors(results(compiled, to_copies(inputs)), eager, reference)
-            except Exception as error:  # a backend that fails leaves the others their numbers
+            except Exception as error:  # a backend that fails does not stop the others
                 failures[label] = f"{type(error).__name__}: {error}"[:2000]
                 continue
             wrong.update((label, str(e)) for e in found if not e.ok)

@@ -1,8 +1,8 @@
-"""What a step's products, convolutions and attention cost in the fastest library, shape by shape.
+"""The cost of a step's products, convolutions and attention in the fastest library, shape by shape.
 
-The best rate of a machine is achieved by large products only. A step whose library calls are small
-is held here against the same calls made one by one, each at its own shape by whatever library runs
-it fastest, everything between them being free.
+A machine reaches its best rate on large products only. A step with small library calls is compared
+here with the same calls made one by one, each at its own shape by the fastest library, with nothing
+between them.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from benchmarks.measure import alternate
+from dicp.vendor.cpu.calibration import has_onednn_linear
 
 aten = torch.ops.aten
 
@@ -40,13 +41,13 @@ SECONDS = 0.05
 """How long each implementation of a call is sampled."""
 
 Implementation = Callable[[], Any]
-"""Computes what a call asks for."""
+"""An implementation of a call."""
 
 
 class LibraryCalls(TorchDispatchMode):
-    """Counts the library calls made under it; tensors of integers are kept, of others the layout.
+    """Counts the library calls made under it; integer tensors are saved, of others the layout.
 
-    Their values matter to no library's time, those of group boundaries do.
+    A library's time does not depend on values, except those of group boundaries.
     """
 
     def __init__(self) -> None:
@@ -63,7 +64,7 @@ class LibraryCalls(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
     def seconds(self, device: str) -> dict[str, float]:
-        """Each distinct call's time by its fastest implementation, times how often it was made."""
+        """Each distinct call's time by its fastest implementation, times its number of calls."""
         found = {}
         for key, (func, kept) in self._calls.items():
             args, kwargs = pytree.tree_map(_filled, kept)
@@ -103,13 +104,13 @@ def _filled(kept: Any) -> Any:
 
 
 def implementations(func: Any, args: Any, kwargs: Any) -> Iterator[Implementation]:
-    """The call as it was made, and what else computes the same."""
+    """The recorded call, and other implementations of it."""
     yield lambda: func(*args, **kwargs)
     packet = func.overloadpacket
     if packet in CONVOLUTIONS and all(a.dim() in (1, 4) for a in args if isinstance(a, Tensor)):
         last = [_channels_last(a) for a in args]
         yield lambda: func(*last, **kwargs)
-    if args[0].device.type == "cpu" and torch.backends.mkldnn.is_available():
+    if args[0].device.type == "cpu" and has_onednn_linear(args[0].dtype):
         yield from _one_dnn_implementations(packet, args)
 
 
@@ -139,7 +140,7 @@ def _one_dnn_implementations(packet: Any, args: Any) -> Iterator[Implementation]
 
 
 def _groups(a: Tensor, b: Tensor, ends: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """The factors of each of the products that a grouped one is made of; none is empty."""
+    """The factors of each product of a grouped product; none is empty."""
     for number, (low, high) in enumerate(pairwise([0, *ends.tolist()])):
         if low == high:
             continue

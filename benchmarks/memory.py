@@ -1,9 +1,9 @@
 """`memory`: peak memory, one fresh process per model and backend.
 
-step: the most a step in steady state holds beyond what is held between steps. kept: what stays
-resident after it, beyond the model and its batch (compiler, code, workspaces). process: the peak
-of the whole process beyond the model and its batch, compilation included; every disk cache is
-empty when it starts.
+step: the peak of a step in steady state beyond the memory in use between steps. kept: what stays
+resident after it, beyond the model and its batch (compiler, code, workspaces). process: the peak of
+the whole process beyond the model and its batch, compilation included; every disk cache is empty
+when it starts.
 """
 
 from __future__ import annotations
@@ -83,12 +83,12 @@ def on_device(step: Callable[[], Any], net: torch.nn.Module) -> dict[str, float]
 
 
 def resident() -> float:
-    """Bytes resident after garbage was collected and the allocator gave back what it could."""
+    """Bytes resident after garbage collection and after the allocator has returned free memory."""
     gc.collect()
     try:
         ctypes.CDLL("libc.so.6").malloc_trim(0)
     except (OSError, AttributeError):
-        pass  # not glibc: what the allocator keeps is counted
+        pass  # not glibc: memory that the allocator keeps is counted
     return status("VmRSS")
 
 

@@ -1,4 +1,4 @@
-"""What the harness knows of a model that is measured."""
+"""The description of a measured model."""
 
 from __future__ import annotations
 

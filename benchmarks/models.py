@@ -1,4 +1,4 @@
-"""The models that are measured: real model code, random weights, a step of 10 to 300 ms."""
+"""The measured models: real model code, random weights, a step of 10 to 300 ms."""
 
 from __future__ import annotations
 

@@ -56,10 +56,10 @@ class Task:
 
 @dataclass
 class Outcome:
-    """What became of a task: pass, fail, skip, crash or timeout, and why.
+    """The outcome of a task: pass, fail, skip, crash or timeout, and why.
 
-    `graphs` counts what Dynamo handed to the backend over all samples: with none, the operator ran
-    as in eager and its pass says nothing.
+    `graphs` counts the graphs that Dynamo passed to the backend over all samples: with none, the
+    operator ran as in eager and its pass means nothing.
     """
 
     name: str
@@ -278,7 +278,8 @@ def graph_count() -> int:
 
 
 def shorten(why: str) -> str:
-    """The first telling line of an error, numbers and addresses removed, to group failures by."""
+    """The first informative line of an error, numbers and addresses removed, to group failures
+    by."""
     lines = [line.strip() for line in why.splitlines() if line.strip()]
     text = lines[0] if lines else ""
     if text.startswith("BackendCompilerFailed") and len(lines) > 1:
@@ -332,7 +333,7 @@ class Worker:
         return self.process
 
     def _read(self, seconds: float) -> Any:
-        """The next answer, or None when there is none in time or the process is gone."""
+        """The next answer, or None where there is none in time or the process is gone."""
         assert self.process is not None and self.process.stdout is not None
         ready, _, _ = select.select([self.process.stdout], [], [], seconds)
         line = self.process.stdout.readline() if ready else ""

@@ -1,4 +1,4 @@
-"""What one invocation measures."""
+"""The options of one invocation."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Options:
     out: Path
 
     def case(self, model: str, backend: str, train: bool, dtype: str) -> dict[str, Any]:
-        """What a measurement in a process of its own is told."""
+        """The part of the options that a measurement in a process of its own gets."""
         return {
             "model": model, "backend": backend, "train": train, "dtype": dtype,
             "device": self.device,

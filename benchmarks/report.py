@@ -33,7 +33,7 @@ class Row:
     values: dict[str, float] = field(default_factory=dict)
     spreads: dict[str, float] = field(default_factory=dict)
     floors: dict[str, float] = field(default_factory=dict)
-    """Values to be held against, by the report's names for them."""
+    """Bases of comparison, by the report's names for them."""
     wrong: dict[str, str] = field(default_factory=dict)
     failures: dict[str, str] = field(default_factory=dict)
     detail: Any = None
@@ -163,10 +163,10 @@ class Report:
         }
 
     def write_data(self, folder: Path) -> Path:
-        """What is known so far, as JSON; the path written."""
+        """Write the results so far as JSON; return the path."""
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / f"{self.options.file_name}.json"
-        fresh = path.with_suffix(".part")  # who ends us while we write leaves the last one whole
+        fresh = path.with_suffix(".part")  # a kill while it is written leaves the previous file
         fresh.write_text(json.dumps(self.as_json(), indent=1, default=str) + "\n")
         fresh.replace(path)
         return path

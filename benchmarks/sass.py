@@ -67,7 +67,7 @@ FUNCTIONS: Mapping[str, tuple[Callable[..., Any], Sequence[Any]]] = {
 
 
 class _Kept(Target):
-    """Keeps the programs of a target, which run operator by operator; put before a target."""
+    """Records the programs of a target, which run operator by operator; a mixin before a target."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -94,7 +94,8 @@ class _Threads(_Kept, MacaTarget):
 
 @dataclass(frozen=True)
 class Count:
-    """What one program's kernels execute for an element of the function's first input."""
+    """The instructions that one program's kernels execute per element of the function's first
+    input."""
 
     instructions: float
     accesses: float

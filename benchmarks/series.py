@@ -1,8 +1,9 @@
-"""A row of measurements in one process, as far as it gets: what is slow, hangs or crashes is named.
+"""A series of measurements in one process; items that are slow, hang or crash are named.
 
-The parent calls `run`; the process is `python -m benchmarks.series OUTPUT`, told on its input what
-to do. It writes a line when it begins an item and one with the item's result. An item that outlasts
-its limit ends the process, and so does a crash: the next process goes on with the next item.
+The parent calls `run`; the process is `python -m benchmarks.series OUTPUT`, which reads its items
+from its input. It writes a line when it begins an item and one with the item's result. An item that
+outlasts its limit ends the process, and so does a crash: the next process continues with the next
+item.
 """
 
 from __future__ import annotations
@@ -80,7 +81,7 @@ class _Child:
     def results(
         self, waiting: list[str], deadline: float, limit: float
     ) -> Iterator[tuple[str, Any, str]]:
-        """What comes; items are taken off `waiting` as they are done, or given up."""
+        """The next lines; items are removed from `waiting` when they are done or given up."""
         began, seen = time.monotonic(), 0
         while waiting:
             ended = self.process.poll() is not None
@@ -118,7 +119,7 @@ def main() -> None:
         result, trouble = None, ""
         try:
             result = function(item, **task["arguments"])
-        except Exception as error:  # one failure leaves the other items their turn
+        except Exception as error:  # one failure does not stop the other items
             place = traceback.extract_tb(error.__traceback__)[-1]
             trouble = (
                 f"{type(error).__name__}: {error} ({Path(place.filename).name}:{place.lineno})"

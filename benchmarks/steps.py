@@ -34,7 +34,7 @@ def measure(
         try:
             step()
             found[label] = work.worst_error(step, reference)
-        except Exception as error:  # a backend that fails leaves the others their numbers
+        except Exception as error:  # a backend that fails does not stop the others
             failures[label] = f"{type(error).__name__}: {error}"[:2000]
             continue
         steps[label] = step

@@ -1,12 +1,12 @@
-"""`tools`: what the operator tools cost on a training step of BERT, eager, on the CPU.
+"""`tools`: the cost of the operator tools on a training step of BERT, eager, on the CPU.
 
 Times are milliseconds of processor time of all threads, which other programs disturb little; the
 sides alternate. imported: a step before dicp.op_tools is imported and after, no tool started.
-capture: of every operator; `tool` is without the time in which files are written, which is beside
-it; the bound is 3 times the step. time: `tool` is what OpTimeMeasure reports for the whole step,
-its own time subtracted; wall time. memory: MiB that a step holds at most beyond what it holds
-between steps, with autocompare that holds 32 MiB of inputs, for models of more and more layers:
-`added` must not grow with them.
+capture: of every operator; `tool` is without the time in which files are written, which is listed
+separately; the bound is 3 times the step. time: `tool` is the time that OpTimeMeasure reports for
+the whole step, its own time subtracted; wall time. memory: MiB of a step's peak beyond the memory
+in use between steps, with autocompare that holds 32 MiB of inputs, for models of more and more
+layers: `added` must not grow with them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A model made ready to run: weights and batch on a device, and the step that is measured."""
+"""A model ready to run: weights and batch on a device, and the measured step."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ class Workload:
             return double.results(double.step(Contestant("eager", "eager")))
 
     def worst_error(self, step: Callable[[], Any], reference: list[dict[str, Tensor]]) -> Any:
-        """The result that uses most of what the fp64 rule allows, and how much of it."""
+        """The result that uses the largest part of the fp64 rule's allowance, and that part."""
         buffers = copy.deepcopy(dict(self.net.named_buffers()))
         eager = self.results(self.step(Contestant("eager", "eager")))
         self._restore(buffers)
@@ -115,7 +115,7 @@ class Workload:
                 buffer.copy_(buffers[name])
 
     def library_seconds(self) -> float:
-        """How long a step's library calls take one by one, each by the fastest library."""
+        """The time of a step's library calls one by one, each by the fastest library."""
         with LibraryCalls() as calls:
             self.step(Contestant("eager", "eager"))()
         return sum(calls.seconds(self.labels.device.type).values())

@@ -35,28 +35,28 @@ DIOPI: Final = {
     "group_norm": ("native_group_norm",), "layer_norm": ("native_layer_norm",),
     "log_softmax": ("_log_softmax",), "softmax": ("_softmax",), "matmul": ("mm", "bmm"),
 }  # fmt: skip
-"""What ATen calls an operator of DIOPI, where that is not the same name in lower case."""
+"""DIOPI's operator -> ATen's name, where that is not the same name in lower case."""
 ALIASES: Final = {"input": "self"}
-"""What ATen calls an argument of DIOPI."""
+"""DIOPI's argument -> ATen's name."""
 _CAST: Final = re.compile(r"\(([^()]*)\)\s*->\s*(\w+)")
 _LAYOUT: Final = re.compile(r"(\w+)(?:\((\w+)\))?")
 
 
 @dataclass(frozen=True)
 class Level:
-    """What one entry states; None and absent: what the level above states."""
+    """One entry's statements; None and absent: those of the level above."""
 
     dtypes: Dtypes = field(default_factory=dict)
     arguments: Mapping[str, Dtypes] = field(default_factory=dict)
     layouts: Mapping[str, str] = field(default_factory=dict)
-    """By argument; under "" that of all others."""
+    """Argument -> conversion; "" stands for all other arguments."""
     contiguous: bool | None = None
     allow_narrowing: bool | None = None
 
 
 @dataclass(frozen=True)
 class Conversions:
-    """What holds for one operator: its entry, then the common one."""
+    """The conversions of one operator: its entry's, then the common ones."""
 
     levels: tuple[Level, ...]
 
@@ -82,13 +82,13 @@ class Conversions:
 
 @dataclass(frozen=True)
 class Adaptor:
-    """An adaptor file as read: the common level and operators' by their name in ATen."""
+    """A parsed adaptor file: the common level, and operators' levels by their name in ATen."""
 
     common: Level = field(default_factory=Level)
     operators: Mapping[str, Level] = field(default_factory=dict)
 
     def conversions(self, name: str, overload: str, scalar: bool) -> Conversions:
-        """For one overload; `scalar`: its second operand is a number."""
+        """The conversions of one overload; `scalar`: its second operand is a number."""
         keys = [f"{name}.{overload}", *([f"{name}:Scalar"] if scalar else []), name]
         own = [self.operators[key] for key in keys if key in self.operators]
         return Conversions((*own, self.common))
@@ -152,7 +152,7 @@ def _tensor_arguments() -> Mapping[str, frozenset[str]]:
 
 
 class _Reader:
-    """Turns YAML's nodes, which know their lines, into levels."""
+    """Converts YAML's nodes, which know their lines, to levels."""
 
     def __init__(self, path: Path, half: bool) -> None:
         self.path = path
@@ -183,7 +183,7 @@ class _Reader:
         yield from node.value
 
     def operators(self, key: Any) -> list[str]:
-        """The names in ATen of an entry's operator, `:Scalar` after those of numbers alone."""
+        """The names in ATen of an entry's operator; `:Scalar` is appended for numbers alone."""
         known, name = _tensor_arguments(), key.value.removeprefix("aten.")
         if name.startswith("diopi"):
             base = re.sub(r"Inp$", "", name.removeprefix("diopi").removesuffix("Scalar"))

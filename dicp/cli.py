@@ -96,7 +96,7 @@ def device_ops() -> None:
     table = _table("operator", "path", "dtypes", title="operators of the device")
     for row in found:
         table.add_row(*_cells(row.operator, row.path, row.dtypes))
-    _print_counted(table, [row.path for row in found])
+    _print_counted(table, [row.path.partition(":")[0] for row in found])
 
 
 @device_app.command("check")
@@ -141,7 +141,7 @@ def vendor_report(
     ] = None,
     most: Annotated[int, typer.Option(min=0, help="How many next steps are listed.")] = 20,
 ) -> None:
-    """Say how far a target is: operators and tests, and what to do next, by gain."""
+    """Report a target's coverage of operators and tests, and the next steps by gain."""
     from dicp.vendor_report import vendor_report as reported
 
     report = reported(find_target(target_name(name)), results or ())
@@ -185,7 +185,7 @@ def report(
 
 @app.command("config")
 def show_config(backend: Backend = "") -> None:
-    """Describe every setting: option name, environment variable, default, and value now.
+    """Describe every setting: option name, environment variable, default and current value.
 
     With --backend, the settings of that target's own, too.
     """

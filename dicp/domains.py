@@ -34,7 +34,8 @@ def _has_dimensions(x: Any, dims: Sequence[Any]) -> Sequence[Any]:
 
 
 def _fits(number: Any, dtype: torch.dtype) -> Sequence[Any]:
-    """That `dtype` holds a number. A symbolic one is taken to fit a floating-point type."""
+    """Relations: `dtype` holds a number. A symbolic number is assumed to fit a floating-point
+    type."""
     if isinstance(number, Number):
         return (fits(number, dtype),)
     if isinstance(number, complex):
@@ -50,7 +51,7 @@ def _all_fit(dtype: torch.dtype, *numbers: Any) -> Sequence[Any]:
 
 
 def _filled(dtype: torch.dtype | None, number: Any) -> Sequence[Any]:
-    """Of a tensor filled with a number, whose dtype is the number's where none is given."""
+    """Relations of a fill value, whose dtype is the number's where none is specified."""
     if dtype is None and isinstance(number, float):
         dtype = torch.get_default_dtype()
     return () if dtype is None else _fits(number, dtype)
@@ -79,7 +80,7 @@ def _power(x: Any, exponent: Any) -> Sequence[Any]:
 
 
 def _spaced(start: Any, end: Any, dtype: torch.dtype | None) -> Sequence[Any]:
-    """Of numbers from start to end; eager computes with negative ones as unsigned types do."""
+    """Relations of a range's ends; eager computes negative ones like unsigned types."""
     ends = [float(number) for number in (start, end) if isinstance(number, Number)]
     return _all_fit(dtype or torch.get_default_dtype(), *ends)
 
@@ -92,7 +93,7 @@ def _weighted(x: Any, y: Any, *, alpha: Any = 1) -> Sequence[Any]:
 
 
 def _computed(x: Any, *numbers: Any) -> Sequence[Any]:
-    """In the dtype that eager computes in."""
+    """Relations of numbers converted to the dtype that eager computes in."""
     return _all_fit(torch.float32 if x.dtype in REDUCED_FLOATS else x.dtype, *numbers)
 
 

@@ -55,7 +55,8 @@ def is_mutating(target: Any) -> bool:
 
 @cache
 def is_repeatable(target: Any) -> bool:
-    """Whether a call may run again on copies of its arguments: it prints, sends, counts nothing."""
+    """Whether a call may run again on copies of its arguments: it has no effects outside of
+    them."""
     if isinstance(target, OpOverload):
         return target.namespace in _KNOWN_NAMESPACES
     return is_pure(target)

@@ -69,7 +69,7 @@ def explain(
             t for t in pytree.tree_leaves((args, kwargs, _parameters(fn)))
             if isinstance(t, torch.Tensor) and t.requires_grad
         ]  # fmt: skip
-        if inputs:  # those of a module that a function closes over are not known
+        if inputs:  # parameters of a module that a function closes over are not found
             torch.autograd.grad(differentiable, inputs, grads, allow_unused=True)
     return Explanation(list(compiler.reports), breaks.found())
 

@@ -14,18 +14,18 @@ from dicp.torch_private import ATTENTION_FORWARD
 
 @dataclass(frozen=True)
 class FusedAttention:
-    """Which of PyTorch's fused operators graphs carry on a kind of device, and what these take."""
+    """The fused operators of PyTorch that a device's graphs contain, and their requirements."""
 
     operators: tuple[Any, ...]
-    """Overloads for the forward part. One of them is called for any tensors, and takes what
-    `ATTENTION_FORWARD` takes; of several PyTorch chooses by the tensors, and pads or copies for its
+    """Overloads for the forward part. A single one is called for any tensors, with the arguments of
+    `ATTENTION_FORWARD`; among several PyTorch chooses by the tensors, and pads or copies for its
     choice."""
     dropout: bool = False
     """Whether they apply dropout to the probabilities."""
     adds_masks: bool = False
     """Whether fusing saves more than it costs to add up two masks before the call."""
     any_mask: bool = False
-    """Whether a mask may be of another dtype than the queries, and of any strides; else it is
+    """Whether a mask may have another dtype than the queries, and any strides; else it is
     converted, and copied to a last stride of 1."""
     widest_trained_head: int | None = None
     """The largest head size that has a fused backward; None: all have."""
@@ -36,4 +36,4 @@ class FusedAttention:
 
 
 ANY_ATTENTION = FusedAttention(operators=(ATTENTION_FORWARD,), any_mask=True)
-"""One operator for all: of the host's library, and of vendors' graph compilers."""
+"""One operator for all calls: of the host's library, and of vendors' graph compilers."""

@@ -1,4 +1,4 @@
-"""Indices that operators read from tensors: which, and what they point into. Eager checks all."""
+"""The index operands of operators, and the sizes that they index. Eager checks all of them."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ UNSAFE_INDEXING = frozenset({aten._unsafe_index.Tensor, aten._unsafe_index_put.d
 
 @dataclass(frozen=True)
 class Indexing:
-    """Which argument of an operator holds indices, the size of what they point into, and whether
-    negative ones count from the end. `slices`: how many elements each index stands for."""
+    """The argument of an operator that holds indices, the size that they index, and whether
+    negative ones count from the end. `slices`: how many elements each index selects."""
 
     index: str
     size: Callable[[Given], Any]
@@ -33,14 +33,14 @@ class Indexing:
 
 @dataclass(frozen=True)
 class Site:
-    """Indices of one call, the size of what they point into, and whether they count from its end,
-    too."""
+    """Indices of one call, the size that they index, and whether negative ones count from the
+    end."""
 
     node: fx.Node
     size: Any
     wraps: bool
     count: Any
-    """How many elements eager reads or writes by them: of none it checks no index."""
+    """The number of elements eager reads or writes by them: with none it checks no index."""
 
     @property
     def least(self) -> Any:
@@ -116,7 +116,7 @@ BY_DIMENSION = frozenset({aten.index.Tensor, aten.index_put.default, *UNSAFE_IND
 
 
 def index_sites(node: fx.Node) -> list[Site]:
-    """The indices that a call reads from tensors and eager checks; masks are none."""
+    """The indices that a call reads from tensors and eager checks; masks are not indices."""
     if node.target in BY_DIMENSION:
         found = _by_dimension(node)
     elif isinstance(node.target, OpOverload) and node.target in INDEXING:
@@ -129,7 +129,7 @@ def index_sites(node: fx.Node) -> list[Site]:
 
 
 def arguments(node: fx.Node) -> dict[str, Any]:
-    """A call's arguments by name, with the schema's defaults for those that are not given."""
+    """A call's arguments by name, with the schema's defaults for omitted ones."""
     schema = schema_of(node.target).arguments
     defaults = {each.name: each.default_value for each in schema if each.has_default_value()}
     names = (each.name for each in schema)
@@ -164,7 +164,7 @@ def _is_mask(node: fx.Node) -> bool:
 
 
 def depends_on_sizes_alone(node: Any) -> bool:
-    """Whether a value depends on sizes at most, and on no tensor's elements."""
+    """Whether a value depends at most on sizes, and on no tensor's elements."""
     pending, seen = [node] if isinstance(node, fx.Node) else [], set()
     while pending:
         here = pending.pop()

@@ -1,4 +1,4 @@
-"""The machine that times are taken on: the name of its processor, and clocks."""
+"""The machine that is measured: the name of its processor, and clocks."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _DELAY_FILLS = 256
 
 
 def processor(device: torch.device) -> str:
-    """What the processor or accelerator behind a device is called."""
+    """The name of the processor or accelerator behind a device."""
     if device.type != HOST:
         name = getattr(torch.get_device_module(device), "get_device_name", None)
         return str(name(device)) if name else device.type
@@ -28,7 +28,7 @@ def processor(device: torch.device) -> str:
 
 
 def processor_fact(name: str) -> str:
-    """What /proc/cpuinfo says of the first processor under `name`; empty where it is missing."""
+    """The field `name` of /proc/cpuinfo for the first processor; empty where it is missing."""
     info = Path("/proc/cpuinfo")
     lines = info.read_text().splitlines() if info.exists() else []
     found = (line.partition(":")[2].strip() for line in lines if line.startswith(name))

@@ -1,4 +1,4 @@
-"""Getting between a program and the calls of its outermost modules."""
+"""Interception of the calls of a program's outermost modules."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class _Inside(threading.local):
 def around_outermost_calls(run: Run) -> Callable[[], None]:
     """Let `run` handle each call of a module that no other module's call encloses.
 
-    Returns what puts the modules' own call back. Nothing changes while Dynamo traces.
+    Returns a function that restores the modules' own call. Nothing changes while Dynamo traces.
     """
     call = nn.Module.__call__
     inside = _Inside()

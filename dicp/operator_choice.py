@@ -43,7 +43,8 @@ Patterns = tuple[str, ...]
 
 @dataclass(frozen=True)
 class OperatorChoice:
-    """The patterns of both options; `prefers` warns about a breach of `native` and is no error."""
+    """The patterns of both options; with `prefers`, a breach of `native` is a warning and no
+    error."""
 
     eager: Patterns = ()
     native: Patterns = ()
@@ -99,7 +100,7 @@ class OperatorChoice:
 
 def kept_eager(node: fx.Node) -> bool:
     """Whether the user asked for an eager call of `node`."""
-    # Placeholders and outputs of a split graph have the meta of the nodes they stand for.
+    # Placeholders and outputs of a split graph have the meta of the nodes that they replace.
     return isinstance(node.target, OpOverload) and node.meta.get(CHOICE) == "eager"
 
 

@@ -15,6 +15,7 @@ import torch
 from torch import fx
 
 from dicp.errors import UnsupportedOperatorError
+from dicp.torch_private import HigherOrderOperator, OpOverload
 
 T = TypeVar("T")
 Frame = tuple[str, int, str]
@@ -49,7 +50,13 @@ class Origin:
 def origin_of(node: fx.Node) -> Origin:
     place = place_of(node)
     line_of = node.meta.get(LINE_OF, "")
-    return Origin(node.name, str(node.target), place.line, line_of, place.trace)
+    return Origin(node.name, operator_of(node), place.line, line_of, place.trace)
+
+
+def operator_of(node: fx.Node) -> str:
+    """The operator that a node calls; of one that calls others, such as with_effects, these too."""
+    called = [str(a) for a in node.args if isinstance(a, (HigherOrderOperator, OpOverload))]
+    return f"{node.target}({', '.join(called)})" if called else str(node.target)
 
 
 def mark_lines(gm: fx.GraphModule) -> None:
@@ -143,7 +150,7 @@ def unsupported(
 
 
 def call_of(node: fx.Node) -> dict[str, Any]:
-    """What an error says of a call: its operator, operands and the user's line."""
+    """The description of a call in an error: its operator, operands and the user's line."""
     vals = [a.meta.get("val") for a in node.all_input_nodes]
     tensors = [v for v in vals if isinstance(v, torch.Tensor)]
     return {

@@ -1,6 +1,6 @@
 """The outline of a compiled graph, for tools: steps in order, the tensors between them, memory.
 
-Both families of programs give one, for the sizes of one call.
+Programs of both families provide one, for the sizes of one call.
 """
 
 from __future__ import annotations
@@ -20,10 +20,11 @@ allocation of its own; a library or eager call; the vendor's graph compiler, whi
 
 @dataclass(frozen=True)
 class Tensor:
-    """A tensor that steps read and write; views count as the tensor that they show.
+    """A tensor that steps read and write; views count as their base.
 
     nbytes: bytes of memory. first, last: the steps between which it is alive, both included; -1 and
-    the number of steps for what outlives the run. offset: bytes from the start of the workspace.
+    the number of steps for tensors that outlive the run. offset: bytes from the start of the
+    workspace.
     """
 
     name: str

@@ -23,7 +23,7 @@ def rule_error(node: fx.Node, target: str, problem: str) -> RuleError:
 
 
 def paired_results(node: fx.Node, result: Any, target: str) -> list[tuple[Any, torch.Tensor]]:
-    """What a rule returned for each of the node's tensors, and the tensor.
+    """The results of a rule, paired with the node's tensors.
 
     A result of several may be None. Raises RuleError for another number of results.
     """

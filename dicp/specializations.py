@@ -1,4 +1,4 @@
-"""What is compiled for one set of sizes each, as these occur: a limited number is kept."""
+"""Values that are compiled per set of sizes, when the sizes first occur: a limited cache."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Made = TypeVar("Made")
 
 
 class Specializations(Generic[Key, Made]):
-    """What is made for `limit` sets of the sizes `symbols`, `each` things for a set.
+    """The values for `limit` sets of the sizes `symbols`, with `each` values in a set.
 
     The least recently used are dropped beyond the limit, with one SpecializationWarning.
     """
@@ -29,7 +29,7 @@ class Specializations(Generic[Key, Made]):
         self._warned = False
 
     def find(self, key: Key, make: Callable[[], Made]) -> Made:
-        """What is kept for `key`, made if it is not."""
+        """The value for `key`, created by `make` if it is missing."""
         with self._lock:
             if key not in self._kept:
                 self.keep(key, make())

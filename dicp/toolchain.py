@@ -328,7 +328,7 @@ def load_library(
     try:
         return load_content(target, content, symbols, mode=mode)
     except ToolchainError:
-        entry.discard()  # else it would fail again once the compiler is mended
+        entry.discard()  # else it would fail again once the compiler is fixed
         raise
 
 

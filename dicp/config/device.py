@@ -10,6 +10,8 @@ from typing import Any
 from dicp.config.kinds import BOOLEAN, COUNT, INDICES, TEXT, Invalid, Kind, choice
 from dicp.config.table import Option, options_of, read, setting
 
+__all__ = ["DEVICE_VARIABLES", "SWITCH_VARIABLES", "DeviceSettings", "SwitchSettings", "dump_level"]
+
 _ALLOCATOR = ("max_split_size_mb", "garbage_collection_threshold")
 
 
@@ -68,6 +70,12 @@ class DeviceSettings:
         "DITORCH_SHOW_DEVICE_AS_CUDA",
         "the same under ditorch's name; both must be on",
         default=True,
+    )
+    library: str = setting(
+        TEXT,
+        "DIPU_WITH_DIOPI_LIBRARY",
+        "DISABLE: the vendor's operator library is not loaded",
+        default="",
     )
     fallback: str = setting(
         TEXT,
@@ -150,6 +158,11 @@ class DeviceSettings:
     def shows_as_mocked(self) -> bool:
         """Whether tensors say that they are on the device that this one stands in for."""
         return self.show_as_mocked and self.show_switched
+
+    @property
+    def uses_library(self) -> bool:
+        """Whether the vendor's operator library is loaded."""
+        return self.library.upper() != "DISABLE"
 
     @property
     def dumps(self) -> bool:

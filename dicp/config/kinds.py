@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+__all__ = ["BOOLEAN", "COMMAND", "COUNT", "NAME", "PATH", "TEXT", "WORDS", "Kind", "choice"]
+
 _BOOLEANS = {
     **dict.fromkeys(("1", "true", "on", "yes"), True),
     **dict.fromkeys(("0", "false", "off", "no"), False),

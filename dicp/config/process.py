@@ -6,6 +6,11 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+__all__ = [
+    "environment", "environment_with", "is_set", "tool_variable", "tools_environment",
+    "vendor_variable",
+]  # fmt: skip
+
 
 @contextmanager
 def environment(**variables: str) -> Iterator[None]:

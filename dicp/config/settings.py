@@ -28,6 +28,8 @@ from dicp.config.process import processors
 from dicp.config.table import Option, options_of, read, setting
 from dicp.errors import ConfigValueError, DicpWarning, UnknownOptionError
 
+__all__ = ["OPTIONS", "TARGET_GROUP", "Config", "asked", "default_cache_dir"]
+
 TARGET_GROUP = "dicp.targets"
 """The entry-point group under which packages register targets."""
 
@@ -247,7 +249,9 @@ class Config:
         own = {option.name: option.default for option in vendor}
         return cls(
             **read(OPTIONS, environ),
-            native_ops_preferred=_is_preference(environ),
+            native_ops_preferred=bool(
+                environ.get(PREFERRED_NATIVE) and not environ.get("DICP_NATIVE_OPS")
+            ),
             vendor={**own, **read(vendor, environ)},
         )
 
@@ -294,11 +298,6 @@ class Config:
     def jobs(self) -> int:
         """How many compilers to run side by side: at least one."""
         return self.compile_jobs or processors()
-
-
-def _is_preference(environ: Mapping[str, str]) -> bool:
-    """Whether `native_ops` is read from the variable that states a preference."""
-    return bool(environ.get(PREFERRED_NATIVE)) and not environ.get("DICP_NATIVE_OPS")
 
 
 def asked(name: str, options: Mapping[str, Any]) -> Any:

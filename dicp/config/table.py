@@ -9,6 +9,8 @@ from typing import Any
 from dicp.config.kinds import Invalid, Kind
 from dicp.errors import ConfigValueError
 
+__all__ = ["Option", "vendor_option"]
+
 
 @dataclass(frozen=True)
 class Option:

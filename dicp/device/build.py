@@ -24,8 +24,9 @@ MODULE = "dicp_device_native"
 USER = "the eager device"
 _SIMULATOR = ("simulator.cpp", "runtime.h")
 _MODULE_FILES = (
-    "binding.cpp", "operators.cpp", "device.cpp", "memory.cpp", "visible.cpp",
-    "operators.h", "device.h", "memory.h", "visible.h", "runtime.h",
+    "binding.cpp", "operators.cpp", "device.cpp", "memory.cpp", "operator_library.cpp",
+    "visible.cpp", "operators.h", "device.h", "memory.h", "operator_library.h", "visible.h",
+    "runtime.h",
 )  # fmt: skip
 
 

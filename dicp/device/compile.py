@@ -216,7 +216,12 @@ def _as_function(call: Call, any_integers: bool, form: Results) -> Callable[...,
 
 
 def _converted(result: torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor:
-    """A result in the dtype of the tensor that was given for it, complex numbers as pairs."""
+    """A result in the dtype of the tensor that was given for it, complex numbers as pairs.
+
+    Raises NotCompiled where eager does not convert to that dtype.
+    """
+    if dtype is not None and not torch.can_cast(result.dtype, dtype):
+        raise NotCompiled(f"a result of {result.dtype} is not converted to {dtype}")
     if not result.is_complex():
         return result if dtype is None else result.to(dtype)
     pairs = torch.view_as_real(result)

@@ -1,8 +1,8 @@
 """How every operator of the device is executed: its path.
 
-In order: forced to the CPU; drawn from the device's random state; a library call or one compiled
-operator of the device's target; PyTorch's decomposition into other operators of the device; the
-CPU, said once. Views and allocations are native and never come here.
+In order: forced to the CPU; drawn from the device's random state; the vendor's operator library; a
+library call or one compiled operator of the device's target; PyTorch's decomposition into other
+operators of the device; the CPU, said once. Views and allocations are native and never come here.
 """
 
 from __future__ import annotations
@@ -27,10 +27,18 @@ from dicp.device.patterns import Patterns
 from dicp.dynamo_bridge.decompose import decompositions
 from dicp.errors import FallbackWarning, MixedDevicesError
 from dicp.target import Target
-from dicp.torch_private import OpOverload, all_decompositions, pytree, schema_of, true_device
+from dicp.torch_private import (
+    OpOverload,
+    all_decompositions,
+    dispatches_alone,
+    pytree,
+    schema_of,
+    true_device,
+)
 
 if TYPE_CHECKING:
     from dicp.device.compile import CompiledOperator, OperatorCompiler
+    from dicp.device.operator_library import OperatorLibrary
 
 logger = logging.getLogger("dicp.device")
 
@@ -98,6 +106,7 @@ class Dispatcher:
         self._functional: dict[OpOverload, Functional | None] = {}
         self._here = local()
         self.forced_changed: Callable[[Patterns], None] = lambda patterns: None
+        self.operator_library: OperatorLibrary | None = None
 
     @cached_property
     def target(self) -> Target:
@@ -171,6 +180,9 @@ class Dispatcher:
         try:
             if self.kept.match(name):
                 raise NotCompiled("DIPU_KEEP_TORCHOP_DEFAULT_IMPL_OPS keeps PyTorch's own")
+            result = self._by_library(op, name, args, kwargs)
+            if result is not NotImplemented:
+                return result
             return self._by_target(op, name, args, kwargs)
         except NotCompiled as reason:
             return self._decomposed_or_on_cpu(op, name, args, kwargs, str(reason))
@@ -194,6 +206,19 @@ class Dispatcher:
     def on_host(self, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         schema = schema_of(op)
         return self.native.host_call(schema.name, schema.overload_name, args, kwargs)
+
+    def _by_library(
+        self, op: OpOverload, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """The result of the vendor's operator library; NotImplemented: it takes no such call."""
+        if self.operator_library is None:
+            return NotImplemented
+        result = self.operator_library.run(op, args, kwargs)
+        if result is not NotImplemented:
+            self.counts.add(name, "operator library")
+        elif dispatches_alone(op, "CompositeImplicitAutograd"):
+            return op.decompose(*args, **kwargs)
+        return result
 
     def _by_target(
         self, op: OpOverload, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -347,6 +372,9 @@ class Dispatcher:
         if result is NotImplemented or not outs:
             return result
         results = [result] if isinstance(result, torch.Tensor) else list(result)
+        pairs = zip(results[form.fresh :], outs, strict=True)
+        if not all(torch.can_cast(value.dtype, out.dtype) for value, out in pairs):
+            return NotImplemented  # eager's error is the host's
         for out, value in zip(outs, results[form.fresh :], strict=True):
             if out.shape != value.shape:
                 out.resize_(value.shape)

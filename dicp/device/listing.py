@@ -19,21 +19,31 @@ class Row:
 
 
 def rows(made: Registered) -> list[Row]:
-    """A row for each ATen operator that PyTorch does not take apart by itself."""
+    """A row for each ATen operator that PyTorch does not take apart before the device sees it."""
     facts = sorted(str(d).removeprefix("torch.") for d in made.dispatcher.target.facts.dtypes)
     of_target, every = ", ".join(facts), "all"
     found = []
     for op in overloads_of("aten"):
-        if not dispatches_alone(op, "CPU"):
+        function = _function_of(made.dispatcher, op)
+        if not dispatches_alone(op, "CPU") and not function:
             continue
-        path = path_of(made.dispatcher, op)
+        path = f"operator library: {function}" if function else path_of(made.dispatcher, op)
         dtypes = of_target if path in ("compiled", "library", "decomposed") else every
+        dtypes = "the library's" if function else dtypes
         found.append(Row(name_of(op), path, dtypes))
     return sorted(found, key=lambda row: row.operator)
 
 
+def _function_of(dispatcher: Dispatcher, op: OpOverload) -> str | None:
+    """The function of the vendor's library for an operator that is not forced to the CPU."""
+    library = dispatcher.operator_library
+    if library is None or dispatcher.forced.match(name_of(op)):
+        return None
+    return library.name_for(op)
+
+
 def path_of(dispatcher: Dispatcher, op: OpOverload) -> str:
-    """The path of an operator whose arguments the target takes."""
+    """The path of an operator without a library, whose arguments the target takes."""
     name = name_of(op)
     if dispatches_alone(op, "PrivateUse1") and not dispatches_alone(op, "CPU"):
         return "native"

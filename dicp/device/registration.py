@@ -13,7 +13,7 @@ from typing import Any, Final
 import torch
 
 from dicp.config import Config, DeviceSettings
-from dicp.device import build, profiler, sync_batch_norm
+from dicp.device import build, operator_library, profiler, sync_batch_norm
 from dicp.device import runtime_interface as interface
 from dicp.device.composite import ForcedComposites
 from dicp.device.dispatcher import DEVICE_TYPE, Dispatcher
@@ -74,6 +74,8 @@ def register(settings: DeviceSettings, config: Config) -> Registered:
     native.set_handler(dispatcher)
     library = torch.library.Library("aten", "IMPL")
     sync_batch_norm.register(library)
+    if settings.uses_library:
+        operator_library.load(dispatcher, device.__vendor__, library)
     _observe(dispatcher, settings)
     if settings.memory_check:
         _watch_memory(native, settings)
@@ -93,7 +95,7 @@ def _observe(dispatcher: Dispatcher, settings: DeviceSettings) -> None:
     if compared:
         dispatcher.observers.append(AutoCompare(dispatcher, compared))
     if settings.dumps:
-        dispatcher.observers.append(Dump(None))
+        dispatcher.observers.append(Dump(dispatcher, None))
     dispatcher.update_watching()
     if settings.synchronous:
         say("DIPU_SYNC_EXEC_MODE: every operator is waited for")

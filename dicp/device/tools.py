@@ -169,28 +169,32 @@ def _on_host(value: Any, known: dict[Any, torch.Tensor]) -> Any:
 
 
 class Dump:
-    """Prints every operator: 1 its name, 2 its arguments too, 3 their values too.
+    """Prints every operator: 1 its name and its function in the vendor's operator library, if it
+    has one, else its name again; 2 its arguments too, 3 their values too.
 
     `level` is fixed, or None for DIPU_DUMP_OP_ARGS, which is read at every call.
     """
 
-    def __init__(self, level: int | None) -> None:
-        self.level = level
+    def __init__(self, dispatcher: Dispatcher, level: int | None) -> None:
+        self.dispatcher, self.level = dispatcher, level
 
     def __call__(
         self, op: OpOverload, args: Args, kwargs: Mapping[str, Any], run: Callable[[], Any]
     ) -> Any:
         level = dump_level() if self.level is None else self.level
         if level > 0:
-            say("\n".join(_dumped(op, args, kwargs, level)))
+            library = self.dispatcher.operator_library
+            chosen = library and library.chosen(op, args, kwargs)
+            called = chosen.function.name if chosen else name_of(op)
+            say("\n".join(_dumped(op, called, args, kwargs, level)))
         return run()
 
 
 def _dumped(
-    op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any], level: int
+    op: OpOverload, called: str, args: Sequence[Any], kwargs: Mapping[str, Any], level: int
 ) -> Iterator[str]:
     name = name_of(op)
-    yield f"[{function_name(op)}:{_caller_line()}]:{name}  {name}"
+    yield f"[{function_name(op)}:{_caller_line()}]:{name}  {called}"
     if level < 2:
         return
     for argument, value in bound(op, args, kwargs).items():
@@ -223,7 +227,7 @@ class DumpLevel:
     def __init__(self, dispatcher: Dispatcher, level: int) -> None:
         self.dispatcher = dispatcher
         self.before = [one for one in dispatcher.observers if isinstance(one, Dump)]
-        self._set([Dump(level)] if level > 0 else [])
+        self._set([Dump(dispatcher, level)] if level > 0 else [])
 
     def _set(self, dumps: Sequence[Dump]) -> None:
         others = [one for one in self.dispatcher.observers if not isinstance(one, Dump)]

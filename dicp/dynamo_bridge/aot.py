@@ -20,7 +20,7 @@ from dicp import torch_private
 from dicp.dynamo_bridge.aot_graph import CompiledGraph, GraphCompiler, GraphInfo, Kind
 from dicp.dynamo_bridge.aot_results import Slot, find_result, store_result
 from dicp.dynamo_bridge.executables import interpreted
-from dicp.dynamo_bridge.passes.joint import keep_compared
+from dicp.dynamo_bridge.passes.joint import save_compared_floats
 from dicp.dynamo_bridge.passes.redundancy import drop_copies, merge_equal_nodes
 from dicp.dynamo_bridge.provenance import mark_dynamo_nodes
 
@@ -154,7 +154,7 @@ def _partition(
     mark_dynamo_nodes(joint.graph)
     drop_copies(joint.graph)
     merge_equal_nodes(joint.graph)
-    keep_compared(joint.graph)
+    save_compared_floats(joint.graph)
     compiler.joint_passes(joint)
     settings = {"ban_recompute_materialized_backward": not compiler.recomputes_operands}
     with torch_private.functorch_config.patch(settings):

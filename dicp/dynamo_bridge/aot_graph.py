@@ -1,4 +1,4 @@
-"""One functional graph of AOTAutograd: what is known of it, its compiled form, its compiler."""
+"""One functional graph of AOTAutograd: its metadata, its compiled form, its compiler."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class GraphInfo:
     """What AOTAutograd knows about a graph beyond its nodes.
 
     static_inputs: positions of placeholders that are parameters or buffers: the same storage at
-        every call, so that values which depend on them alone can be kept between calls.
+        every call, so that values computed from them alone can be reused between calls.
     user_outputs: how many leading outputs the caller gets (mutated inputs included); the outputs
         that follow in a forward graph are saved for its backward graph.
     tangents: positions of the placeholders of a backward graph that are gradients of results.
@@ -88,7 +88,7 @@ CacheState = Literal["off", "hit", "miss", "stored", "bypass", "damaged"]
 
 
 class GraphCompiler(abc.ABC):
-    """What the stages of AOTAutograd ask of the compiler.
+    """The compiler as AOTAutograd's stages call it.
 
     identity: a key of everything else that results depend on: backend, target, versions, options.
     decompositions: the rules of the operators that are decomposed during the trace.
@@ -103,7 +103,7 @@ class GraphCompiler(abc.ABC):
     recomputes_operands: bool = False
 
     def attempt(self, work: Callable[[], T], eagerly: Callable[[], T]) -> T:
-        """The result of `work`, which runs while a compiled function does; may forgive failures."""
+        """The result of `work`, called while compiled code runs; that of `eagerly` if it fails."""
         return work()
 
     def before_capture(self) -> None:

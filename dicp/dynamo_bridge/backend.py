@@ -37,7 +37,7 @@ from dicp.torch_private import (
 
 
 class Backend:
-    """A `torch.compile` backend for one target, with options fixed beforehand if given.
+    """A `torch.compile` backend for one target, with default options.
 
     `reports` holds one GraphReport per graph compiled through this object, newest last; only the
     newest KEPT_PROGRAMS can show their kernels' programs.
@@ -51,7 +51,7 @@ class Backend:
         self.before_tracing(options)
 
     def before_tracing(self, options: Mapping[str, Any]) -> None:
-        """Do what options ask of Dynamo, which must know before it traces."""
+        """Apply the options that Dynamo reads before it traces."""
         if asked("rnn", options):
             trace_recurrent_modules()
         if asked("timings", options):
@@ -69,16 +69,16 @@ class Backend:
         mode: str | None = None,
     ) -> Callable[..., Any]:
         given = {**self.options, **(options or {})}
-        target, config = self._chosen(gm, example_inputs, given, mode)
+        target, config = self._target_and_config(gm, example_inputs, given, mode)
 
-        def keep(report: GraphReport) -> None:
+        def record(report: GraphReport) -> None:
             self.reports.append(report)
             if len(self.reports) > KEPT_PROGRAMS:
                 self.reports[-1 - KEPT_PROGRAMS].drop_programs()
 
-        return compile_fx(gm, example_inputs, target, config, keep)
+        return compile_fx(gm, example_inputs, target, config, record)
 
-    def _chosen(
+    def _target_and_config(
         self, gm: fx.GraphModule, inputs: Sequence[Any], given: Mapping[str, Any],
         mode: str | None = None,
     ) -> tuple[Target, Config]:  # fmt: skip
@@ -89,7 +89,7 @@ class Backend:
         config = Config.from_env(vendor=target.options).with_options(given, mode, target.options)
         # CPU inputs are allowed: the graph moves them, or operators on them run eagerly.
         if self.target_name is not None and devices - target.devices(config) - {HOST}:
-            raise DeviceMovedError(target.device_type, _placed(gm, inputs))
+            raise DeviceMovedError(target.device_type, _devices_text(gm, inputs))
         return target, config
 
 
@@ -101,7 +101,7 @@ def _devices(inputs: Sequence[Any]) -> set[str]:
     return types - {"meta"}
 
 
-def _placed(gm: fx.GraphModule, inputs: Sequence[Any]) -> str:
+def _devices_text(gm: fx.GraphModule, inputs: Sequence[Any]) -> str:
     """The devices of the inputs, each with the names of its inputs in the graph."""
     found: dict[str, list[str]] = {}
     names = [node.name for node in gm.graph.find_nodes(op="placeholder")]

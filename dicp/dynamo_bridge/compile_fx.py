@@ -79,20 +79,20 @@ def compile_fx(
     Raises UnsupportedOperatorError where `fallback="error"` and an operator has no rule, regardless
     of `on_compile_error`.
     """
-    made: list[GraphReport] = []
+    reports: list[GraphReport] = []
 
-    def keep(report: GraphReport) -> None:
+    def record(report: GraphReport) -> None:
         on_report(report)
-        made.append(report)
+        reports.append(report)
 
     def compiled() -> Callable[..., Any]:
         front_end = FrontEnd()
-        run = Compilation(gm, target, config, keep).capture(example_inputs)
-        front_end.finish(made.copy(), config)
+        run = Compilation(gm, target, config, record).capture(example_inputs)
+        front_end.finish(reports, config)
         return around(run)
 
     def eagerly() -> Callable[..., Any]:
-        with contextlib.suppress(Exception):  # what failed above may fail here once more
+        with contextlib.suppress(Exception):  # the report may fail as the compilation did
             on_report(GraphReport("dynamo", graph_name(gm), nodes=eager_nodes(gm)))
         return gm.forward
 
@@ -125,7 +125,7 @@ class Compilation(GraphCompiler):
         self.gm, self.target, self.config, self.on_report = gm, target, config, on_report
         self.cache = Cache.open(config)
         self.inspected = active_inspector() is not None
-        # Every stage runs where it is looked at: nothing compiled is looked up.
+        # A dump and an inspector need every stage to run: no compiled graph is loaded.
         self.stored = None if self.inspected or config.dump is not None else self.cache
         self.results = None if config.freeze else self.stored
         self.recomputes_operands = target.facts.recomputes_operands
@@ -152,7 +152,7 @@ class Compilation(GraphCompiler):
         return attempt(self.target, self.config, work, eagerly)
 
     def capture(self, example_inputs: Sequence[Any]) -> Callable[..., Any]:
-        """AOTAutograd's graphs, which `joint_passes` and `compile_graph` get, as one callable."""
+        """Run AOTAutograd, which calls `joint_passes` and `compile_graph`; return a callable."""
         decompose_traces(self.gm)
         replace_wrong_decompositions(self.gm)
         self.train = wants_gradients(example_inputs)
@@ -180,7 +180,7 @@ class Compilation(GraphCompiler):
     def _reported(
         self, gm: fx.GraphModule, info: GraphInfo, work: Callable[[Observer], CompiledGraph]
     ) -> CompiledGraph:
-        """The result of `work`, under a report; `gm` runs eagerly where either fails."""
+        """The result of `work`, with a report; an eager run of `gm` where either fails."""
         original = gm
 
         def eagerly() -> CompiledGraph:
@@ -253,18 +253,18 @@ class Compilation(GraphCompiler):
         artifact, run = built[-1]
         if len(built) == 2:
             return CompiledGraph(None, FrozenExecutable(once=built[0][1], rest=run))
-        made_kernels = tuple(report.kernels[kernels:])
+        new_kernels = tuple(report.kernels[kernels:])
         if self.inspected:
-            seen = gm, captured, info, made_kernels, self.target, self.config, self.cache, run
-            return CompiledGraph(None, InspectedGraph(*seen))
-        made = report.kind, tuple(report.nodes[nodes:]), made_kernels
-        stored = StoredGraph(artifact, made, sources)
+            inspected = gm, captured, info, new_kernels, self.target, self.config, self.cache, run
+            return CompiledGraph(None, InspectedGraph(*inspected))
+        own_report = report.kind, tuple(report.nodes[nodes:]), new_kernels
+        stored = StoredGraph(artifact, own_report, sources)
         return CompiledGraph(store_graph(self.cache, slot, stored), run)
 
     def _passes(
         self, gm: fx.GraphModule, info: GraphInfo, observer: Observer | None = None
     ) -> list[tuple[fx.GraphModule, GraphInfo]]:
-        """Run the graph's passes; the graph then, split in two where parameters are frozen."""
+        """Run the graph's passes; return the graph, split in two where parameters are frozen."""
         static = frozenset(info.static_inputs)
         infer = Inference.of(gm)
         context = PassContext(
@@ -278,9 +278,11 @@ class Compilation(GraphCompiler):
         frozen = split_frozen(gm, context) if freeze else None
         if frozen is None:
             return [(gm, info)]
-        once, rest = frozen  # the first part runs only once: nothing in it is worth keeping
-        kept = static_positions(rest, info)
-        return [(once, replace(info, static_inputs=())), (rest, replace(info, static_inputs=kept))]
+        once, rest = frozen  # the first part runs once: it has no values to keep between runs
+        return [
+            (once, replace(info, static_inputs=())),
+            (rest, replace(info, static_inputs=static_positions(rest, info))),
+        ]
 
     def _build(
         self, gm: fx.GraphModule, info: GraphInfo, observer: Observer
@@ -301,7 +303,7 @@ class Compilation(GraphCompiler):
         return artifact, observer.timed(run, target, program, gm)
 
     def _restore(self, stored: StoredGraph, observer: Observer) -> Executable:
-        """Load a graph of the cache, with the report of the compilation that made it."""
+        """Load a graph from the cache, and report what its compilation reported."""
         with observer.stage("load"):
             stored.restore(observer.report)
             return self.target.load(stored.artifact, self.cache, self.config)
@@ -324,7 +326,7 @@ class Compilation(GraphCompiler):
     def _compile_per_size(
         self, gm: fx.GraphModule, sources: Sources | None, info: GraphInfo, observer: Observer
     ) -> Executable:
-        """Compile a symbolic graph for the sizes at hand, and later for others as they occur."""
+        """Compile a symbolic graph for the traced sizes, and for other sizes when they occur."""
         if sources is None:
             observer.report.nodes = eager_nodes(gm, "a size is known only at run time")
             return interpreted(gm)

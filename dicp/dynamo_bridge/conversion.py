@@ -46,12 +46,12 @@ EAGER_REASONS: dict[Any, str] = {
 }
 """Why operators stay eager by decision, by overload packet."""
 
-PAIRS = "on pairs of real numbers, where those that its result meets can be, too"
+PAIRS = "on pairs of real numbers, if all operators on the same complex values can be"
 ON_PAIRS = frozenset({
     aten.complex.default, aten.polar.default, aten.view_as_complex.default,
     aten.view_as_real.default,
 })  # fmt: skip
-"""Operators that make complex values of real ones, or real ones of complex ones."""
+"""Operators from real to complex values or back."""
 NO_RULE = "no rule for this operator"
 SIZES = "a size, known when the graph is launched"
 IN_PLACE = "functionalized: it becomes its functional form and a copy"

@@ -34,6 +34,7 @@ from dicp.torch_private import (
     overload_name,
     pytree,
     release_of,
+    traced_fake_mode,
 )
 
 aten = torch.ops.aten
@@ -63,9 +64,9 @@ def decompositions(
 ) -> dict[Any, Callable[..., Any]]:
     """The decomposition table for `target`; PyTorch's own table is left as it is.
 
-    Operators that the user chooses, to be eager or native, are not decomposed. A core operator is
-    only where the target has rules for what comes of it: decompositions go on to primitives, which
-    would run eagerly one by one. For targets with few rules that holds for all operators.
+    Operators that the user makes eager or native are not decomposed. A core operator is decomposed
+    only into operators that the target has rules for: otherwise it would end in primitives, which
+    run eagerly one by one. For targets with few rules this holds for all operators.
     """
     keep = target.facts.keep | WHOLE | MUTATING | UNTRACEABLE
     table = {
@@ -93,9 +94,9 @@ def decompositions(
 
 
 class _Checked:
-    """A decomposition that is not done (NotImplemented) where it ends in primitives without rules.
+    """A decomposition that is refused (NotImplemented) where it ends in primitives without rules.
 
-    It is done on fake tensors first, outside of the graph that is being traced.
+    It is tried on fake tensors first, outside of the graph that is being traced.
     """
 
     def __init__(
@@ -105,7 +106,8 @@ class _Checked:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         tensors = [x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
-        mode = next((m for x in tensors if (m := getattr(x, "fake_mode", None))), None)
+        modes = (mode for x in tensors if (mode := getattr(x, "fake_mode", None)))
+        mode = next(modes, None) or traced_fake_mode()  # a factory has no tensors
         if mode is not None:
             watch = _Watch(self.target, self.table)
             unguarded = mode.shape_env.suppress_guards() if mode.shape_env else nullcontext()
@@ -117,7 +119,7 @@ class _Checked:
 
 
 class _Accepted:
-    """A decomposition that is not done (NotImplemented) for numbers that eager refuses."""
+    """A decomposition that is refused (NotImplemented) for numbers that eager rejects."""
 
     def __init__(self, op: OpOverload, rule: Callable[..., Any]) -> None:
         self.op, self.rule = op, rule
@@ -131,7 +133,7 @@ class _Accepted:
 class _Watch(TorchDispatchMode):
     """Decomposes what a decomposition calls, and notes primitives that the target has no rule for.
 
-    A core operator among what it calls counts as one that has its own, checked, decomposition.
+    A core operator that it calls counts as having its own, checked, decomposition.
     """
 
     def __init__(self, target: Target, table: Mapping[Any, Callable[..., Any]]) -> None:

@@ -1,4 +1,4 @@
-"""Executables over several programs of one graph: in parts, frozen, per set of sizes, in eager.
+"""Executables of several programs of a graph: partitioned, frozen, per set of sizes, interpreted.
 
 Each is called with a list of inputs, which it may clear, and returns a sequence of outputs.
 """
@@ -41,11 +41,11 @@ class PartitionedExecutable:
             (n.name, None) if isinstance(n, fx.Node) else ("", n)
             for n in gm.graph.output_node().args[0]  # type: ignore[union-attr]
         ]
-        kept = {name for name, _ in self._outputs}
+        live = {name for name, _ in self._outputs}
         steps = []
         for part, run in zip(reversed(parts), reversed(executables), strict=True):
-            dead = (set(part.inputs) | set(part.outputs)) - kept
-            kept |= dead
+            dead = (set(part.inputs) | set(part.outputs)) - live
+            live |= dead
             steps.append((part, run, sorted(dead)))
         self._steps = steps[::-1]
 
@@ -53,8 +53,8 @@ class PartitionedExecutable:
         values = dict(zip(self._inputs, inputs, strict=True))
         inputs.clear()
         for part, run, dead in self._steps:
-            given = [values[name] for name in part.inputs]
-            values.update(zip(part.outputs, run(given), strict=True))
+            arguments = [values[name] for name in part.inputs]
+            values.update(zip(part.outputs, run(arguments), strict=True))
             for name in dead:
                 del values[name]
         return [values[name] if name else value for name, value in self._outputs]

@@ -1,8 +1,8 @@
 """Counts of floating-point operations per node of a graph, for the roofline of a report.
 
-Products, convolutions and attention count as PyTorch's `torch.utils.flop_counter` has it. Any other
+Products, convolutions and attention are counted by PyTorch's `torch.utils.flop_counter`. Any other
 operator counts one operation per element of its result, or of its largest operand if that has more,
-as in a reduction: an estimate, which only says that such an operator is bound by memory.
+as in a reduction: an estimate, good enough to show that such operators are bound by memory.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from dicp.torch_private import OpOverload, disable_current_modes, number_at, pyt
 
 
 def count_flops(gm: fx.GraphModule, sizes: Mapping[Any, int]) -> dict[str, int]:
-    """Operations by node where symbols have `sizes`; without operators that nothing is known of."""
+    """Node -> its operations where symbols have `sizes`; nodes of unknown count are left out."""
     counts = {}
     with disable_current_modes():
         for node in gm.graph.nodes:

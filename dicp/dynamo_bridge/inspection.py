@@ -55,10 +55,10 @@ class Inspector(Protocol):
     """A tool that looks into compiled graphs."""
 
     def active(self) -> bool:
-        """Whether it looks at what is compiled and run now."""
+        """Whether it inspects what is compiled and run now."""
 
     def run(self, graph: InspectedGraph, inputs: list[Any]) -> Any:
-        """Run the graph and look at it; returns what the graph returns."""
+        """Run and inspect the graph; returns what the graph returns."""
 
     def outside(self) -> AbstractContextManager[None]:
         """A context for PyTorch's code around the graphs of one call."""
@@ -68,13 +68,13 @@ _inspectors: list[Inspector] = []
 
 
 def register_inspector(inspector: Inspector) -> None:
-    """Make an inspector known for good; it is asked each time whether it is active."""
+    """Register an inspector for the life of the process; `active` is called each time."""
     _inspectors.append(inspector)
 
 
 @contextmanager
 def inspected_by(inspector: Inspector) -> Iterator[None]:
-    """Within, this inspector is asked before all others."""
+    """A context in which this inspector takes precedence over all others."""
     _inspectors.insert(0, inspector)
     try:
         yield

@@ -43,7 +43,7 @@ class GraphReport:
     kernels: Sequence[KernelReport] = ()
     cache: str = "cold"
     notes: list[str] = field(default_factory=list)
-    """What was decided for the graph as a whole."""
+    """Decisions on the graph as a whole."""
     created: float = field(default_factory=time.time)
     record: Path | None = None
     """The file of this report in the dump; None until it is written."""
@@ -87,14 +87,14 @@ class GraphReport:
         return "\n".join(lines)
 
 
-RNN_CURE = (
+RNN_ADVICE = (
     "set rnn=True (DICP_RNN=1 in the environment, or options={'rnn': True}) to have nn.LSTM, "
     "nn.GRU and nn.RNN traced and compiled"
 )
 
 
 def breaks_text(breaks: Sequence[GraphBreak]) -> str:
-    """Lines that say what Dynamo left to Python, where, why, and the cure if dicp has one."""
+    """Lines on what Dynamo left to Python: where, why, and the option that avoids it, if any."""
     lines = []
     for found in breaks:
         reason = [line.strip() for line in found.reason.splitlines() if line.strip()]
@@ -104,7 +104,7 @@ def breaks_text(breaks: Sequence[GraphBreak]) -> str:
         kind = "skipped by Dynamo" if found.skipped else "graph break"
         lines.append(f"{kind} at {found.place}: {why}")
         if found.is_recurrent:
-            lines.append(f"  {RNN_CURE}")
+            lines.append(f"  {RNN_ADVICE}")
     return "".join(f"{line}\n" for line in lines)
 
 
@@ -169,7 +169,8 @@ class Observer:
             yield
         except (CompilerError, GraphRejectedError) as error:
             if self._folder is not None:
-                self._write("compiler_log.txt", f"{error}\n")
+                whole = error.diagnostics if isinstance(error, CompilerError) else ""
+                self._write("compiler_log.txt", f"{error}\n\n{whole}".rstrip() + "\n")
             raise
         spent = time.perf_counter() - start
         self.report.stages[name] = self.report.stages.get(name, 0.0) + spent

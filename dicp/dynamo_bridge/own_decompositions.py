@@ -2,8 +2,8 @@
 
 Where a target has rules for a forward operator only, or for its gradient only, the other runs
 eagerly: so what a decomposed forward operator saves for its gradient has eager's dtypes, sizes and
-numbers. PyTorch's own decompositions differ there for attention, and for norms of short floats with
-float32 weights.
+numbers. PyTorch's own decompositions differ there for attention, and for norms of 16-bit floats
+with float32 weights.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def _copy_of(view: OpOverload) -> Callable[..., Any]:
 def as_strided_scatter(
     x: Tensor, source: Tensor, size: Any, stride: Any, storage_offset: Any = None
 ) -> Any:
-    """Eager's operator, on a copy of `x` where elements of `x` share memory, as eager has it.
+    """Eager's operator, on a copy of `x` where elements of `x` share memory, as in eager.
 
     PyTorch's own decomposition keeps their strides, and takes a missing offset for 0.
     """
@@ -73,9 +73,9 @@ def _overlaps(x: Tensor) -> bool:
     steps = sorted((s, n) for n, s in zip(x.shape, x.stride(), strict=True) if n != 1)
     if not all(isinstance(each, int) for pair in steps for each in pair) or x.numel() == 0:
         return False
-    reached = itertools.accumulate(((n - 1) * s for s, n in steps), initial=0)
+    extents = itertools.accumulate(((n - 1) * s for s, n in steps), initial=0)
     return all(s for s, _ in steps) and any(
-        s <= r for (s, _), r in zip(steps, reached, strict=False)
+        s <= r for (s, _), r in zip(steps, extents, strict=False)
     )
 
 
@@ -192,7 +192,7 @@ def hardshrink_backward(grad: Tensor, x: Tensor, lambd: float) -> Tensor:
 def index_put(
     x: Tensor, indices: Any, values: Tensor, accumulate: bool = False, unsafe: bool = False
 ) -> Tensor:
-    """Whether eager may skip the check of the indices is no matter of what is written."""
+    """`unsafe` allows eager to skip the check of the indices: it changes no result."""
     return aten.index_put.default(x, indices, values, accumulate)
 
 

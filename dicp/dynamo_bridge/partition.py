@@ -14,15 +14,18 @@ import torch
 from torch import fx
 
 from dicp.config import Config
+from dicp.dynamo_bridge.analysis.aliases import LEAVES
 from dicp.dynamo_bridge.aot_graph import GraphInfo
 from dicp.effects import is_mutating, is_random, op_name
 from dicp.operator_choice import check_eager
 from dicp.origin import origin_of
-from dicp.torch_private import OpOverload, depends_on_data, free_symbols, is_plain_symbol, pytree
-
-_SYMBOLIC = (torch.Tensor, torch.SymInt, torch.SymFloat, torch.SymBool)
-_LEAVES = ("placeholder", "get_attr")
-
+from dicp.torch_private import (
+    OpOverload,
+    depends_on_data,
+    free_symbols,
+    is_plain_symbol,
+    symbols_in,
+)
 
 DATA_DEPENDENT = "depends on a size or number known only at run time"
 
@@ -40,7 +43,7 @@ class Part:
 
 def split_data_dependent(gm: fx.GraphModule, info: GraphInfo) -> list[Part]:
     """The parts of a graph in execution order; none where no node depends on data."""
-    eager = {node for node in gm.graph.nodes if node.op not in _LEAVES and _depends_on_data(node)}
+    eager = {node for node in gm.graph.nodes if node.op not in LEAVES and _depends_on_data(node)}
     eager.discard(gm.graph.output_node())
     if not eager:
         return []
@@ -80,7 +83,7 @@ def _levels(graph: fx.Graph, eager: set[fx.Node]) -> dict[fx.Node, int]:
     writes: list[fx.Node] = []
     draws: list[fx.Node] = []
     for node in graph.nodes:
-        if node.op in (*_LEAVES, "output"):
+        if node.op in (*LEAVES, "output"):
             continue
         before = [n for n in node.all_input_nodes if n in levels] + writes
         if is_mutating(node.target):
@@ -131,12 +134,11 @@ def _sizes(graph: fx.Graph, nodes: set[fx.Node], known: Sequence[fx.Node]) -> li
 
 
 def _symbols_of(nodes: Iterable[fx.Node]) -> set[Any]:
-    leaves = [x for node in nodes for x in pytree.tree_leaves(node.meta.get("val"))]
-    return {s for x in leaves if isinstance(x, _SYMBOLIC) for s in free_symbols(x)}
+    return symbols_in([node.meta.get("val") for node in nodes])
 
 
 def _bound_by(inputs: Sequence[fx.Node]) -> set[Any]:
-    """The symbols whose values are an input or a size of one."""
+    """The symbols whose values are an input or a size of an input."""
     values = [node.meta.get("val") for node in inputs]
     sizes = [s for v in values for s in (v.shape if isinstance(v, torch.Tensor) else (v,))]
     return {s for size in sizes if is_plain_symbol(size) for s in free_symbols(size)}

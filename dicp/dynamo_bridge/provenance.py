@@ -1,4 +1,4 @@
-"""Provenance of nodes: the original ATen nodes and the user's lines, kept through every pass."""
+"""Provenance of nodes: the original ATen nodes and the user's lines, preserved by every pass."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def describe(node: fx.Node) -> str:
 
 
 def sources_of(node: fx.Node) -> tuple[str, ...]:
-    """Descriptions of the original nodes that `node` stands for."""
+    """Descriptions of the original nodes that `node` computes."""
     sources: tuple[str, ...] | None = node.meta.get(SOURCES)
     if sources is not None:
         return sources
@@ -37,7 +37,7 @@ def union_sources(nodes: Iterable[fx.Node]) -> tuple[str, ...]:
 
 
 def inherit(node: fx.Node, origins: Sequence[fx.Node]) -> None:
-    """Make `node` stand for `origins`: their sources, and the last one's line and module."""
+    """Give `node` the sources of `origins`, and the line and module of the last of them."""
     if not origins:
         return
     for key, value in origins[-1].meta.items():
@@ -54,7 +54,7 @@ def inherit(node: fx.Node, origins: Sequence[fx.Node]) -> None:
 
 
 def absorb(kept: fx.Node, removed: fx.Node) -> None:
-    """Record on `kept` that it now also stands for `removed` (both computed the same value)."""
+    """Add the sources of `removed`, which computes the same value, to those of `kept`."""
     if kept.op == "call_function":
         kept.meta[SOURCES] = union_sources((kept, removed))
 

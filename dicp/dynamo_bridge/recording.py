@@ -1,4 +1,4 @@
-"""What a dump holds for tools, as JSON: each graph's report, and each program's outline and texts.
+"""The JSON records of a dump: each graph's report, and each program's outline and texts.
 
 `dicp.report` reads it. Every record has FORMAT, which changes with its fields.
 """
@@ -57,8 +57,8 @@ def program_record(
 
 
 def _sum(step: Step, flops: Mapping[str, int], steps_of: Mapping[str, int]) -> int | None:
-    """The operations of a step's nodes; None where those of one are not known, or where several
-    operators of a vendor's graph compute it together."""
+    """The operations of a step's nodes; None where a node's count is unknown, or where several
+    operators of a vendor's graph compute the node together."""
     nodes = dict.fromkeys(origin.node for origin in step.origins)
     if step.kind == "operator" and any(steps_of[node] > 1 for node in nodes):
         return None

@@ -1,4 +1,4 @@
-"""The tuned constants of the graph passes, and the limits of what is kept and analyzed.
+"""The tuned constants of the graph passes, and the limits of caches and analyses.
 
 Counts are elements unless it says otherwise. None depends on a machine.
 """
@@ -9,10 +9,12 @@ PAYS_ABOVE = 4
 """How many times larger than the weight an activation is from which folding a batch norm into the
 weight saves traffic; frozen parameters are folded once, always."""
 FEW_ROWS = 4
-"""Queries of attention below which its probabilities are kept for the backward pass: they are small
-beside the keys, and recomputed ones are less exact."""
+"""Queries of attention below which its probabilities are saved for backward: they are small beside
+the keys, and recomputed ones are less exact."""
 MOST_EVALUATED = 1 << 22
-"""The largest constant mask that is computed and looked at."""
+"""The largest constant mask that is computed and analyzed."""
+MOST_MASK_NODES = 64
+"""Most nodes of the graph that compute such a mask."""
 MOST_NUMBERS = 8
 """Most distinct numbers of a constant mask that is analyzed."""
 MOST_SIZES = 64
@@ -23,6 +25,8 @@ MOST_OF_CORE = 100
 """Core operators with rules from which on decompositions of others end in operators with rules."""
 LARGEST_SCALE = 2.0**16
 """The factor or divisor of attention's scores is below this number and above its inverse."""
+MAX_TIMED_RUNS, MIN_TIMED_RUNS, TIMED_SECONDS = 20, 3, 2.0
+"""A graph is timed by as many runs as fit into so many seconds, within these bounds."""
 KEPT_REPORTS = 256
 """How many compiled graphs a backend reports, the newest."""
 KEPT_PROGRAMS = 16

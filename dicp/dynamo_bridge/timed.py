@@ -14,14 +14,11 @@ import torch
 from torch import fx
 
 from dicp.dynamo_bridge.recording import FORMAT, write_record
+from dicp.dynamo_bridge.thresholds import MAX_TIMED_RUNS, MIN_TIMED_RUNS, TIMED_SECONDS
 from dicp.effects import is_mutating, is_repeatable
 from dicp.machine import StepClock, processor, running, stopwatch
 from dicp.target import Executable
 from dicp.torch_private import HOST
-
-MOST_RUNS, FEWEST_RUNS, SECONDS = 20, 3, 2.0
-"""A graph is run as often as fits into so many seconds, within these bounds, after one run that
-does not count."""
 
 
 class TimedExecutable:
@@ -29,7 +26,7 @@ class TimedExecutable:
 
     The times go into the file `path`. Tensors that the graph overwrites are copied, and random
     generators left as they are, so that the program computes what it computes without this.
-    obstacle: why nothing is to be timed; empty if it is.
+    obstacle: why the steps cannot be timed; empty if they can.
     """
 
     def __init__(self, run: Executable, gm: fx.GraphModule, path: Path, obstacle: str) -> None:
@@ -51,29 +48,29 @@ class TimedExecutable:
             return {"obstacle": self.obstacle}
         device = _device_of(inputs)
         try:
-            with _generators_kept(device), torch.no_grad():
+            with _restored_generators(device), torch.no_grad():
                 return self._measured(inputs, device)
-        except Exception as error:  # the run after this raises it, where it is the program's
+        except Exception as error:  # the run after this raises the program's own
             reason = (str(error).splitlines() or [""])[0]
             return {"obstacle": f"running it raises {type(error).__name__}: {reason}"}
 
     def _measured(self, inputs: Sequence[Any], device: torch.device) -> dict[str, Any]:
-        given = [
+        arguments = [
             _copy(value) if k in self.overwritten and isinstance(value, torch.Tensor) else value
             for k, value in enumerate(inputs)
         ]
         clock = StepClock(device)
-        watched = self.run.watched(given, clock.measure)  # type: ignore[attr-defined]
+        watched = self.run.watched(arguments, clock.measure)  # type: ignore[attr-defined]
         taken: dict[int, list[float]] = {}
         whole: list[float] = []
-        for _ in _turns(lambda: watched(list(given))):
+        for _ in _timed_runs(lambda: watched(list(arguments))):
             clock.seconds()
             clock.delay()
-            watched(list(given))
+            watched(list(arguments))
             for number, seconds in clock.seconds().items():
                 taken.setdefault(number, []).append(seconds)
             end = stopwatch(device)
-            self.run(list(given))
+            self.run(list(arguments))
             whole.append(end() / 1e3)
         return {
             "obstacle": "", "device": str(device), "processor": processor(device),
@@ -84,12 +81,12 @@ class TimedExecutable:
         }  # fmt: skip
 
 
-def _turns(warm_up: Callable[[], Any]) -> Iterator[int]:
-    """Numbers the runs that fit into the time, after one that does not count."""
+def _timed_runs(warm_up: Callable[[], Any]) -> Iterator[int]:
+    """The numbers of the runs that fit into TIMED_SECONDS, after a warm-up run."""
     warm_up()
     start = time.perf_counter()
-    for number in range(MOST_RUNS):
-        if number >= FEWEST_RUNS and time.perf_counter() - start > SECONDS:
+    for number in range(MAX_TIMED_RUNS):
+        if number >= MIN_TIMED_RUNS and time.perf_counter() - start > TIMED_SECONDS:
             return
         yield number
 
@@ -99,8 +96,8 @@ def _obstacle(run: Executable, gm: fx.GraphModule) -> str:
     if not hasattr(run, "watched"):
         return "this target's executable cannot be run step by step"
     calls = [n for n in gm.graph.nodes if n.op == "call_function"]
-    kept = next((n for n in calls if not is_repeatable(n.target)), None)
-    return f"{kept.target} ({kept.name}) may not be run twice" if kept is not None else ""
+    single = next((n for n in calls if not is_repeatable(n.target)), None)
+    return f"{single.target} ({single.name}) may not be run twice" if single is not None else ""
 
 
 def _overwritten_inputs(gm: fx.GraphModule) -> set[int]:
@@ -116,7 +113,7 @@ def _device_of(inputs: Sequence[Any]) -> torch.device:
 
 
 @contextlib.contextmanager
-def _generators_kept(device: torch.device) -> Iterator[None]:
+def _restored_generators(device: torch.device) -> Iterator[None]:
     if device.type == HOST:
         with torch.random.fork_rng(devices=()):
             yield

@@ -1,6 +1,6 @@
-"""Every message a user of dicp can meet: one class each; import them from here.
+"""Every error and warning of dicp: one class each; import them from here.
 
-A message says what was given, what was expected, where in the user's code, and what to do.
+A message states the actual and the expected value, the place in the user's code, and what to do.
 Fields stay on the exception, so that tools need not parse text. Impossible states are asserts, not
 classes of this package.
 """

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+__all__ = ["DicpError"]
+
 
 class DicpError(RuntimeError):
     """Base of all errors raised by dicp. The eager model stays usable after any of them."""

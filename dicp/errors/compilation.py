@@ -9,6 +9,11 @@ from typing import Any, Literal
 from dicp.errors.base import DicpError
 from dicp.errors.text import at, first_errors, indented, operands, sentence, shortened
 
+__all__ = [
+    "CompilerError", "GraphRejectedError", "InferenceMismatchError", "PrototypeError", "RuleError",
+    "TargetFailureError", "UnsupportedOperatorError",
+]  # fmt: skip
+
 
 class CompilerError(DicpError):
     """The target's compiler refused generated source. `diagnostics` holds its whole output."""
@@ -61,11 +66,11 @@ class _CallError(DicpError):
 
 
 class RuleError(_CallError):
-    """A target's rule for an operator raised an exception, or returned what no rule returns."""
+    """A target's rule for an operator raised an exception, or returned an invalid result."""
 
     def _message(self, call: str) -> str:
         return (
-            f": the rule for {call} {self.problem}.{at(self.user_line)} Mend the rule, or report "
+            f": the rule for {call} {self.problem}.{at(self.user_line)} Fix the rule, or report "
             f"it; until then eager_ops={self.op!r} (DICP_EAGER_OPS) runs the operator eagerly."
         )
 
@@ -79,7 +84,7 @@ class TargetFailureError(DicpError):
         self.problem = problem
         self.place = place
         super().__init__(
-            f"target {target!r}: {hook} raises {problem}, at {place}. Mend the target there, or "
+            f"target {target!r}: {hook} raises {problem}, at {place}. Fix the target there, or "
             "report it; until then on_compile_error='eager' (DICP_ON_COMPILE_ERROR) runs the model "
             "eagerly."
         )
@@ -95,18 +100,18 @@ class UnsupportedOperatorError(_CallError):
         super().__init__(*call, **named)
 
     def _message(self, call: str) -> str:
-        forbids, cure = {
+        forbids, advice = {
             "fallback": ("fallback='error'", "set fallback='auto' (DICP_FALLBACK)"),
             "native_ops": ("native_ops", "take the operator out of native_ops (DICP_NATIVE_OPS)"),
         }[self.forbidden_by]
         return (
             f" does not compile {call}: {self.problem}.{at(self.user_line)} "
-            f"{forbids} forbids running it eagerly; {cure}, or rewrite the line."
+            f"{forbids} forbids running it eagerly; {advice}, or rewrite the line."
         )
 
 
 class InferenceMismatchError(DicpError):
-    """The target sees a node otherwise than PyTorch's own inference does: a defect in dicp."""
+    """The target infers another value of a node than PyTorch's inference: a defect in dicp."""
 
     def __init__(self, node: str, field: str, expected: object, got: object) -> None:
         self.node = node
@@ -121,7 +126,7 @@ class InferenceMismatchError(DicpError):
 
 
 class PrototypeError(DicpError):
-    """A graph operator is used otherwise than its prototype says: a defect in dicp."""
+    """A graph operator is used in a way that violates its prototype: a defect in dicp."""
 
     def __init__(self, operator: str, detail: str, where: str = "") -> None:
         self.operator = operator

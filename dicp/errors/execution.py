@@ -8,6 +8,13 @@ from typing import Any
 from dicp.errors.base import DicpError
 from dicp.errors.text import amount, at, indented, sentence, shortened
 
+__all__ = [
+    "DeviceError", "DeviceMemoryError", "DeviceMovedError", "HostMemoryError",
+    "IndexOutOfBoundsError", "InputMismatchError", "IntegerDivisionByZeroError", "LaunchError",
+    "MixedDevicesError", "ModelMismatchError", "NarrowingError", "ResultMismatchError",
+    "RunFailureError", "RunStatusError", "SizeMismatchError",
+]  # fmt: skip
+
 
 class _RunError(DicpError):
     """A compiled graph that did not run: what happened, of which operators, what to do next."""
@@ -57,7 +64,7 @@ class RunFailureError(_RunError):
         self.place = place
         super().__init__(
             target, f"the run of {what} raises {problem}, at {place}", sources,
-            "Mend the target there, or report it; until then eager_ops (DICP_EAGER_OPS) runs these "
+            "Fix the target there, or report it; until then eager_ops (DICP_EAGER_OPS) runs these "
             "operators eagerly.",
         )  # fmt: skip
 
@@ -201,7 +208,7 @@ class IntegerDivisionByZeroError(DicpError, ZeroDivisionError):
 
 
 class MixedDevicesError(DicpError):
-    """An operator of the device was given tensors of two devices."""
+    """An operator of the device was called with tensors of two devices."""
 
     def __init__(self, operator: str, name: str, place: Any, other: str, elsewhere: Any) -> None:
         self.operator = operator
@@ -212,7 +219,7 @@ class MixedDevicesError(DicpError):
 
 
 class NarrowingError(DicpError):
-    """An integer that does not fit the type which the adaptor file has it cast to."""
+    """An integer that does not fit the type to which the adaptor file casts it."""
 
     def __init__(self, operator: str, value: int, dtype: object) -> None:
         self.operator = operator

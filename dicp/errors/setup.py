@@ -8,6 +8,13 @@ from pathlib import Path
 from dicp.errors.base import DicpError
 from dicp.errors.text import did_you_mean, nearest, sentence
 
+__all__ = [
+    "AdaptorFileError", "CacheFolderError", "ConfigValueError", "DeviceRegistrationError",
+    "InvalidTargetError", "NewVendorError", "OperatorLibraryError", "RuntimeLibraryError",
+    "SimulatorForbiddenError", "TargetNotFoundError", "ToolchainError", "UnknownOptionError",
+    "VendorNotFoundError",
+]  # fmt: skip
+
 
 class UnknownOptionError(DicpError):
     """An option name that no config field has."""
@@ -24,7 +31,7 @@ class UnknownOptionError(DicpError):
 
 
 class ConfigValueError(DicpError, ValueError):
-    """A known option with a value it cannot take. `source` says where the value came from."""
+    """A known option with an invalid value. `source` names where the value came from."""
 
     def __init__(self, source: str, given: object, expected: str, fix: str) -> None:
         self.source = source
@@ -57,7 +64,7 @@ class InvalidTargetError(DicpError):
         self.problems = tuple(problems)
         listed = "; ".join(problems)
         super().__init__(
-            f"target {name!r} ({place}) cannot be used: {listed}. Mend the package that registers "
+            f"target {name!r} ({place}) cannot be used: {listed}. Fix the package that registers "
             "it under the entry points `dicp.targets`, or uninstall it."
         )
 
@@ -102,7 +109,7 @@ class NewVendorError(DicpError):
 
 
 class CacheFolderError(DicpError):
-    """The cache folder cannot be used, where that cannot be worked around."""
+    """The cache folder cannot be used, and there is no alternative."""
 
     def __init__(self, path: Path | str, reason: str) -> None:
         self.path = Path(path)
@@ -131,6 +138,18 @@ class RuntimeLibraryError(DicpError):
             f"{path} lacks functions of the device runtime interface: {', '.join(missing)}. "
             "dicp/device/native/runtime.h declares them; `python -m dicp device check` tests a "
             "library against it."
+        )
+
+
+class OperatorLibraryError(DicpError):
+    """A vendor's operator library cannot be loaded, or one of its functions failed."""
+
+    def __init__(self, path: str, reason: str) -> None:
+        self.path = path
+        self.reason = reason
+        super().__init__(
+            f"The operator library {path}: {reason}. DIPU_WITH_DIOPI_LIBRARY=DISABLE runs without "
+            "it; dicp/device/native/operator_library.h declares what such a library is given."
         )
 
 

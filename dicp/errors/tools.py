@@ -8,6 +8,12 @@ from pathlib import Path
 from dicp.errors.base import DicpError
 from dicp.errors.text import at, did_you_mean, indented, nearest, sentence
 
+__all__ = [
+    "CaptureFormatError", "OperatorNameError", "OverflowFoundError", "ReportOutputError",
+    "ReportScriptError", "ReportSourceError", "ResultsFileError", "ToolVariableError",
+    "UnknownFeatureError",
+]  # fmt: skip
+
 
 class ResultsFileError(DicpError):
     """A file that should hold results of tests."""
@@ -22,7 +28,7 @@ class ResultsFileError(DicpError):
 
 
 class ReportSourceError(DicpError):
-    """A path that no report can be made from."""
+    """A path without a dump to report on."""
 
     def __init__(self, path: Path, problem: str) -> None:
         self.path = path
@@ -43,7 +49,7 @@ class ReportScriptError(DicpError):
         lines = [f"no report: {str(script)!r} ended with exit status {status}."]
         if output.strip():
             lines += ["its last lines on stderr:", *indented(output.strip())]
-        lines.append("Mend the script, or run it by itself with DICP_DUMP=<folder> and give that.")
+        lines.append("Fix the script, or run it by itself with DICP_DUMP=<folder> and give that.")
         super().__init__("\n".join(lines))
 
 

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+__all__ = [
+    "CacheWarning", "DicpWarning", "FallbackWarning", "SerialWarning", "SimulatorWarning",
+    "SpecializationWarning", "ToolWarning",
+]  # fmt: skip
+
 
 class DicpWarning(UserWarning):
-    """Base of all warnings given by dicp."""
+    """Base of all warnings of dicp."""
 
 
 class CacheWarning(DicpWarning):
-    """The cache works with less than it should: an entry was rebuilt, or nothing is kept."""
+    """The cache is degraded: an entry was rebuilt, or nothing is stored."""
 
 
 class SerialWarning(DicpWarning):
@@ -28,11 +33,11 @@ class SimulatorWarning(DicpWarning):
 
 
 class ToolWarning(DicpWarning):
-    """An operator tool does less than it was asked for; the program goes on."""
+    """An operator tool does less than it was asked for; the program continues."""
 
 
 class SpecializationWarning(DicpWarning):
-    """A graph is compiled for more sets of sizes than are kept."""
+    """A graph is compiled for more sets of sizes than the cache holds."""
 
     def __init__(self, limit: int, symbols: Sequence[str]) -> None:
         self.limit = limit

@@ -154,7 +154,8 @@ def evaluate(
         outputs = list(function(*values))
         relations = storage_relations(outputs, values)
         grads = _gradients(outputs, values, rounding, set(accumulate(program.parts)))
-    return Results(outputs, [_detached(value) for value in values], grads, relations)
+    plain = [v.detach() if isinstance(v, torch.Tensor) else v for v in values]
+    return Results(outputs, plain, grads, relations)
 
 
 def truth(program: Program, call: int, eager: Results) -> Results:
@@ -164,10 +165,6 @@ def truth(program: Program, call: int, eager: Results) -> Results:
 
 def dtypes(values: Sequence[Any]) -> list[torch.dtype | None]:
     return [value.dtype if isinstance(value, torch.Tensor) else None for value in values]
-
-
-def _detached(value: Any) -> Any:
-    return value.detach() if isinstance(value, torch.Tensor) else value
 
 
 def _gradients(

@@ -306,7 +306,7 @@ class Mover(TorchDispatchMode):
                 torch.Tensor, lambda each: self._off(each, eps, 0.0), (args, kwargs)
             )
         if any(unrounded) and not is_mutating(func):
-            # A fused operator reads a short float before it is rounded, another one after it.
+            # A fused operator reads a 16-bit float before it is rounded, another one after it.
             errors = iter(unrounded)
             args, kwargs = pytree.tree_map_only(
                 torch.Tensor, lambda each: self._read(each, errors), (args, kwargs)
@@ -376,7 +376,7 @@ def _selects(found: Computed) -> bool:
 
 
 def _unrounded(narrow: Computed, wide: Computed) -> list[float]:
-    """The precision of each operand's rounding to a short float; 0 where it has none."""
+    """The precision of each operand's rounding to a 16-bit float; 0 where it has none."""
     if len(narrow.operands) != len(wide.operands) or _finds_selected(narrow):
         return []
     return [

@@ -91,7 +91,8 @@ def _without(program: Program, removed: range) -> Iterator[Program]:
         inputs = tuple(_as_input(program, name) for name in sorted(needed))
     except Exception:
         return
-    renamed = {each.name: f"x{9000 + k + _highest(program)}" for k, each in enumerate(inputs)}
+    first = 9001 + max((int(each.name[1:]) for each in program.inputs), default=0)
+    renamed = {each.name: f"x{first + k}" for k, each in enumerate(inputs)}
 
     def rename(text: str) -> str:
         return NAME.sub(lambda found: renamed.get(found.group(), found.group()), text)
@@ -101,10 +102,6 @@ def _without(program: Program, removed: range) -> Iterator[Program]:
     )
     fresh = tuple(replace(each, name=renamed[each.name]) for each in inputs)
     yield Program((*program.inputs, *fresh), statements, outputs)
-
-
-def _highest(program: Program) -> int:
-    return max((int(each.name[1:]) for each in program.inputs), default=0) + 1
 
 
 def _as_input(program: Program, name: str) -> TensorInput:

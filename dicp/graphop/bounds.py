@@ -31,7 +31,7 @@ class IndexChecks:
         self._ranges = Ranges()
         self._rows: list[CheckedIndex] = []
         self._ends: dict[Value, int] = {}
-        """By tensor of indices, the number of its pair among the ends."""
+        """Tensor of indices -> the number of its pair of extremes."""
         self._scalars: list[Value] = []
 
     def needed(self, node: fx.Node) -> list[Site]:
@@ -55,7 +55,8 @@ class IndexChecks:
         return self.builder.proves(least) and self.builder.proves(greatest)
 
     def contained(self, site: Site, index: Value) -> Value:
-        """Indices that an operator may be given: clamped where it does not bear others."""
+        """Indices for an operator: clamped where the vendor's operators require indices in
+        range."""
         g = self.builder
         if g.bears_any_index:
             return index
@@ -70,7 +71,7 @@ class IndexChecks:
         return clamped
 
     def add(self, node: fx.Node, site: Site, index: Value) -> None:
-        """Check these indices of a call that has become graph operators."""
+        """Check these indices of a call that was lowered to graph operators."""
         if index not in self._ends:
             self._ends[index] = len(self._scalars) // 2
             with self._checking():
@@ -93,7 +94,7 @@ class IndexChecks:
         return [g.cast(end, torch.int64) for end in ends]
 
     def items(self) -> list[Item]:
-        """What ends the program, if there is anything to check."""
+        """The steps that end the program, if there is anything to check."""
         if not self._rows:
             return []
         with self._checking():
@@ -103,7 +104,7 @@ class IndexChecks:
 
     @contextmanager
     def _checking(self) -> Iterator[None]:
-        """Mark the operators that are made as those of checks."""
+        """Mark the operators emitted by these rules as part of index checks."""
         made = self.builder.nodes
         before, origin = len(made), self.builder.origin
         yield

@@ -1,7 +1,7 @@
-"""Making graph operators: typed constants and sizes in, checked and inferred values out.
+"""Building graph operators: typed constants and sizes in, checked and inferred values out.
 
 Rules call a `Builder`; no rule formats text. Each operator is checked against its prototype when it
-is made, and its result's dtype and sizes come from the operator's own meaning, run on fake tensors.
+is built; its result's dtype and sizes are inferred by its semantics, run on fake tensors.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from dicp.torch_private import FakeTensorMode, ShapeEnv, expression_of, statical
 
 @dataclass(frozen=True)
 class Dialect:
-    """A vendor's graph language: prototypes and meanings of its operators.
+    """A vendor's graph language: prototypes and semantics of its operators.
 
-    Raises ValueError for operators without a meaning.
+    Raises ValueError for operators without semantics.
     """
 
     name: str
@@ -44,17 +44,18 @@ class Dialect:
 class Builder(abc.ABC):
     """Appends nodes to one pool, in order of computation.
 
-    While a rule runs, `meta` is what FakeTensor inference says of the call's result, `sources` what
-    it says of the arguments (None for one that is no tensor), and `is_read` tells whether somebody
-    takes a result of several.
+    While a rule runs, `meta` is the FakeTensor of the call's result, `sources` those of its
+    arguments (None for an argument that is no tensor), and `is_read` tells whether the graph reads
+    a result of an operator with several.
     """
 
     writes_over_inputs = False
-    """Whether `in_place` settles results that go over an input; else they are copied afterwards."""
+    """Whether `in_place` handles results that overwrite an input; else they are copied
+    afterwards."""
     bears_any_index = False
     """Whether operators neither read nor write outside of operands, whatever their indices are."""
     checks_indices = False
-    """Whether operators refuse indices out of range themselves, and end the run with an error."""
+    """Whether the vendor's operators check indices themselves, and end the run with an error."""
 
     def __init__(self, dialect: Dialect, fake_mode: FakeTensorMode | None) -> None:
         self.dialect = dialect
@@ -83,7 +84,7 @@ class Builder(abc.ABC):
         """One operator and all its results.
 
         Raises NoRule where the operator does not take these dtypes, PrototypeError where the rule
-        is wrong about the operator.
+        violates the operator's prototype.
         """
         prototype = self.dialect.prototypes.get(kind)
         if prototype is None:
@@ -155,9 +156,9 @@ class Builder(abc.ABC):
     # ---- leaves ---------------------------------------------------------------------------------
 
     def const(self, content: Any, dtype: torch.dtype) -> Value:
-        """A constant: a number, or a flat list of numbers, as `dtype` holds them.
+        """A constant: a number, or a flat list of numbers, converted to `dtype`.
 
-        Raises NoRule for a number that is not known in this dtype.
+        Raises NoRule for a number whose conversion to this dtype is undefined.
         """
         shape = () if isinstance(content, (bool, int, float)) else (len(content),)
         given = (content,) if shape == () else tuple(content)
@@ -173,7 +174,8 @@ class Builder(abc.ABC):
         return self._constants[key]
 
     def ints(self, sizes: Sequence[Any], dtype: torch.dtype = torch.int64) -> Value:
-        """A vector of integers, some of which may be symbolic: the host computes those."""
+        """A vector of integers, some of which may be symbolic: the host computes those at run
+        time."""
         if all(isinstance(size, int) for size in sizes):
             return self.const([int(size) for size in sizes], dtype)
         key = ("sizes", dtype, tuple(_expression(size) for size in sizes))
@@ -183,8 +185,8 @@ class Builder(abc.ABC):
         return self._constants[key]
 
     def ints_input(self, numbers: Sequence[int]) -> Value:
-        """Numbers that the host hands over though they are known: a vendor's compiler may take
-        no graph without an input."""
+        """Known numbers as an input from the host: a vendor's compiler may take no graph without an
+        input."""
         return self._leaf("sizes", self.fake([len(numbers)], torch.int64), None,
                           sizes=tuple(numbers))  # fmt: skip
 
@@ -203,7 +205,7 @@ class Builder(abc.ABC):
         return self._leaf("seed", self.fake((1,), torch.uint64), None)
 
     def input(self, slot: Slot, order: Sequence[int]) -> Value:
-        """A tensor from outside, its dimensions in `order` (row-major that way)."""
+        """A tensor from outside the graph, its dimensions in `order` (row-major in that order)."""
         fake = slot.fake
         shape = [fake.shape[d] for d in order]
         bound = Bound(slot, tuple(order))
@@ -212,7 +214,7 @@ class Builder(abc.ABC):
     # ---- between graphs -------------------------------------------------------------------------
 
     def stored(self, value: Value) -> torch.Tensor:
-        """What a value is in memory; more than its sizes say, where the vendor pads it."""
+        """A value as stored in memory: larger than its sizes where the vendor pads it."""
         return value.fake
 
     def received(self, value: Value, slot: Slot) -> Value:

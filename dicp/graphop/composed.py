@@ -1,6 +1,6 @@
-"""Operators of the vocabulary made from simpler ones of it, for vendors whose language lacks them.
+"""Operators of the vocabulary composed from simpler ones, for vendors whose language lacks them.
 
-A vendor takes them into its `Ops.forms`, where what it makes in its own way comes after them.
+A vendor takes them into its `Ops.forms`, followed by its own forms, which override them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Forms = dict[str, Form]
 
 
 def registry(forms: Forms) -> Callable[..., Callable[[Form], Form]]:
-    """A decorator that registers what makes operators of the vocabulary."""
+    """A decorator that registers the composition of operators of the vocabulary."""
 
     def form(*kinds: str) -> Callable[[Form], Form]:
         def add(function: Form) -> Form:
@@ -38,10 +38,8 @@ form = registry(COMPOSED)
 
 
 def known(value: Value) -> list[Any]:
-    """The contents of an operand that decides sizes.
-
-    Raises NoRule where they depend on data.
-    """
+    """The known contents of an operand that determines sizes. Raises NoRule where they depend on
+    data."""
     if value.known is None:
         raise NoRule("sizes that depend on data")
     return list(value.known)
@@ -81,7 +79,7 @@ def sign(g: Ops, x: Value) -> Value:
 
 @form("FloorDiv")
 def floor_div(g: Ops, x: Value, y: Value) -> Value:
-    """The quotient cut towards zero, one less where the rest has not the divisor's sign."""
+    """The truncated quotient, minus one where the remainder and the divisor have opposite signs."""
     if x.dtype.is_floating_point:
         raise NoRule(f"{g.dialect.name} has no exact remainder of floating point")
     quotient = g.op("TruncateDiv", x, y)
@@ -179,7 +177,7 @@ COMPOSED |= {
 
 @form("AsStrided")
 def as_strided(g: Ops, x: Value, size: Value, stride: Value, storage_offset: Value) -> Value:
-    """Elements of flat `x` at places that are counted from the strides."""
+    """Elements of flat `x` at positions computed from the strides."""
     shape, places = known(size), g.full(known(size), known(storage_offset)[0], torch.int64)
     for dim, step in enumerate(known(stride)):
         places = g.add(places, g.mul(g.iota(shape, dim), step))
@@ -200,8 +198,8 @@ COMPOSED |= {"ReduceAny": _truth("ReduceMax"), "ReduceAll": _truth("ReduceMin")}
 
 
 def _scan(kind: str) -> Form:
-    """y[k] = x[0] + ... + x[k] in log2(n) steps: each combines elements that stand 1, 2, 4, ...
-    places apart (Hillis, Steele: Data parallel algorithms, 1986)."""
+    """y[k] = x[0] + ... + x[k] in log2(n) steps, which combine elements 1, 2, 4, ... positions
+    apart (Hillis, Steele: Data parallel algorithms, 1986)."""
 
     def make(g: Ops, x: Value, axis: Value) -> Value:
         dim, y = known(axis)[0], g.wide(x)
@@ -218,7 +216,7 @@ def _scan(kind: str) -> Form:
 
 
 def _triangular_scan(g: Ops, kind: str, x: Value, dim: int) -> Value:
-    """y[k] = sum of x[j] where j <= k: for sizes that no number of steps is known for."""
+    """y[k] = sum of x[j] where j <= k: for sizes whose number of steps is unknown."""
     shape = [*x.shape[: dim + 1], *x.shape[dim:]]
     before = g.op("LessEqual", g.iota(shape, dim + 1), g.iota(shape, dim))
     wide = g.broadcast(g.unsqueeze(x, dim), shape)
@@ -242,8 +240,7 @@ def log_softmax(g: Ops, x: Value, axes: Sequence[int]) -> Value:
 
 
 def places_along(g: Ops, index: Value, axis: int) -> Value:
-    """(..., rank): where in a tensor each element of `index` stands, but for `axis`, where it
-    says so itself."""
+    """(..., rank): the coordinates of each element of `index`, its own value along `axis`."""
     shape = list(index.shape)
     own = g.cast(index, torch.int64)
     parts = [own if d == axis else g.iota(shape, d) for d in range(index.ndim)]
@@ -266,9 +263,9 @@ def _rest(g: Ops, x: Value) -> Value:
 
 
 def _uniform(g: Ops, shape: Sequence[Any], seed: Value, dtype: torch.dtype, stream: int) -> Value:
-    """Numbers in [0, 1) that depend on the seed and the element's place: x -> x^2 + a p + s modulo
-    2^31 - 1, several times, with p the place and s a part of the seed. A vendor's own random
-    numbers may not follow the host's seed."""
+    """Numbers in [0, 1) that depend on the seed and the element's position: x -> x^2 + a p + s
+    modulo 2^31 - 1, several times, with p the position and s a part of the seed. A vendor's own
+    random numbers may not follow the host's seed."""
     place = _rest(g, g.add(g.iota([math.prod(shape)], 0), stream * 1000003))
     parts = [_rest(g, seed), _rest(g, _quotient(g, seed, PRIME))]
     x = _rest(g, g.add(g.mul(place, MULTIPLIERS[0]), parts[0]))

@@ -1,9 +1,9 @@
-"""Where padded places stand in dimensions that others were flattened into.
+"""The positions of padding in flattened dimensions.
 
-Padded to 4, the rows of (2, 3) flattened hold padding at places 3 and 7, not at the end. A
-dimension's form says so: None if padding stands at its end, the sizes that were flattened if it
-stands within, ANYWHERE if all elements along it are equal. Operators that keep elements apart hand
-forms on (`Flow`); a view of the old sizes undoes them.
+Padded to 4, the rows of (2, 3) flattened have padding at positions 3 and 7, not at the end. The
+form of a dimension is None if padding is at its end, the sizes that were flattened if padding is
+inside, ANYWHERE if all elements along it are equal. Operators that do not combine elements
+propagate forms (`Flow`); a view with the old sizes removes them.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ Part = tuple[int, str]
 Form = tuple[Part, ...] | None
 ANYWHERE: tuple[Part, ...] = ()
 Forms = Sequence[Form]
-"""Of one value, by dimension."""
+"""The forms of one value, by dimension."""
 Flow = Callable[[Node, Sequence[Forms]], Forms]
 """The forms of an operator's results from those of its operands. Raises Mixed."""
 
 
 class Mixed(Exception):
-    """Padded and other places would be mixed; why."""
+    """Padded and other positions would be combined; the text says why."""
 
 
 def common(forms: Sequence[Form]) -> Form:
@@ -49,7 +49,8 @@ def elementwise(node: Node, given: Sequence[Forms]) -> Forms:
 
 
 def along(axes: Callable[[Node], Sequence[int]], keeps: Callable[[Node], bool]) -> Flow:
-    """Works along `axes` of its first operand, which stay where `keeps` says so."""
+    """The flow of an operator along `axes` of its first operand, which its result has if
+    `keeps`."""
 
     def flow(node: Node, given: Sequence[Forms]) -> Forms:
         over = {axis % len(given[0]) for axis in axes(node)}
@@ -66,7 +67,7 @@ def sliced(node: Node, given: Sequence[Forms]) -> Forms:
 
 
 def unknown(node: Node, given: Sequence[Forms]) -> Forms:
-    """Nothing is flattened."""
+    """The flow of an operator on operands without flattened dimensions."""
     for forms in given:
         for form in forms:
             in_order(form)
@@ -114,7 +115,7 @@ def gather(node: Node, given: Sequence[Forms]) -> Forms:
 
 
 def reshaped(node: Node, given: Sequence[Forms]) -> Forms:
-    """Each dimension takes parts of those before, in order."""
+    """Each dimension takes factors of the old ones, in order."""
     parts = [
         part
         for form, size in zip(given[0], node.operands()[0].shape, strict=True)
@@ -135,7 +136,7 @@ def _part(size: Any) -> Part:
 
 
 def _taken(parts: list[Part], wanted: Part) -> Iterator[Part]:
-    """Takes parts off the front until they make up a size."""
+    """Takes factors off the front until their product is a size."""
     left, symbol = wanted
     while left > 1 or symbol:
         count, own = parts.pop(0) if parts else (0, "")

@@ -1,4 +1,5 @@
-"""Compiled graphs in the memory of devices: loaded where they run first, unloaded in the end."""
+"""Compiled graphs in device memory: loaded at their first run, unloaded with their last
+reference."""
 
 from __future__ import annotations
 

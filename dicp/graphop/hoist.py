@@ -1,8 +1,8 @@
-"""What depends on constants and frozen inputs alone runs once, in graphs of its own.
+"""Operators that depend on constants and frozen inputs alone run once, in graphs of their own.
 
-The vendor's passes put operators into a graph that no ATen call asked for: conversions of weights
-to a memory format, casts, constants filled in. Those that read only what never changes between runs
-move into graphs that run before the first one; their results are kept.
+The vendor's passes add operators that no ATen call asked for: conversions of weights to a memory
+format, casts, filled constants. Those that read only values that never change between runs move
+into graphs that run before the first one; their results are saved.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from dicp.graphop.program import Graph, Node, Result, Slot, Value
 
 
 def static_nodes(graph: Graph, static: Collection[Slot], but: Collection[Node] = ()) -> set[Node]:
-    """The nodes of a graph that read a slot in `static`, and neither another one nor sizes; without
-    those in `but` and all that reads these."""
+    """The nodes of a graph that read only slots in `static`, and no sizes; without those in `but`
+    and all that read these."""
     found: set[Node] = set()
     constants: set[Node] = set()
     for node in graph.nodes:

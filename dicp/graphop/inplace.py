@@ -1,11 +1,11 @@
-"""Results that are written over an input: by an operator on its memory, or into its buffer.
+"""Results that overwrite an input: by an operator on its memory, or by using its buffer.
 
-One of three forms, the first that holds:
-1. what makes the result has a form that works on the input's memory (an update of a part, say);
-2. the result is elementwise in the input, or does not read it: the input's memory is the buffer;
-3. the result is assigned to the input's memory once it is computed.
-Whatever else reads the old contents is made to run before. Where that is not possible, or an eager
-call or a view needs the memory too, the result gets a buffer of its own and is copied afterwards.
+The first of three forms that applies: 1. the operator that computes the result has a form that
+updates the input's memory (an update of a part, say); 2. the result is elementwise in the input, or
+does not read it: it is written to the input's buffer; 3. the computed result is assigned to the
+input's memory. All other readers of the old contents are ordered before. Where that is impossible,
+or an eager call or a view needs the memory too, the result gets a buffer of its own and is copied
+afterwards.
 """
 
 from __future__ import annotations
@@ -23,33 +23,34 @@ from dicp.origin import Origin
 
 @dataclass(frozen=True, eq=False)
 class Form:
-    """A value that is `source` but for a part, and how to write that part into `source`."""
+    """A value that equals `source` except for a part, and how to write that part into `source`."""
 
     source: Value
     write: Callable[[Builder, Value], Value]
     unneeded: tuple[Node, ...] = ()
-    """Operators that are not needed any more: reads of the parts that stay."""
+    """Operators that become unused: reads of the parts that do not change."""
 
 
 Forms = Mapping[str, Callable[[Builder, Node], Form | None]]
-"""By operator."""
+"""Operator -> its `Update`."""
 
 
 @dataclass(frozen=True)
 class Writing:
-    """The vendor's operators that writing over an input depends on."""
+    """The vendor's operators that are used to overwrite inputs."""
 
     forms: Forms
     elementwise: frozenset[str]
-    """Operators whose result's elements each depend on the elements at the same place alone."""
+    """Elementwise operators: each element of the result depends on the elements at its position
+    alone."""
     aliases: frozenset[str]
-    """Operators whose result is the memory of their first operand: a reshape, mostly."""
+    """Operators whose result is their first operand's memory: mostly reshapes."""
     assign: Callable[[Builder, Value, Value], Value]
-    """Makes the operator that assigns a value to memory."""
+    """Emits the operator that assigns a value to memory."""
 
 
 def in_place(builder: Builder, items: Sequence[Item], writing: Writing) -> list[Item]:
-    """`items` with every result that goes over an input settled."""
+    """`items` in which every result that overwrites an input has one of the three forms."""
     if not any(isinstance(item, Result) and item.placement == "into_input" for item in items):
         return list(items)
     return _InPlace(builder, items, writing).run()
@@ -66,7 +67,7 @@ class _InPlace:
         self.returned: dict[Value, list[Result]] = {}
         self.leaves: dict[Slot, list[Value]] = {}
         self.held: dict[Slot, list[Slot]] = {}
-        """Slots that something other than an operator reads, and what it makes of each."""
+        """Slots that steps other than operators read, and their views and results."""
         self.buffers: set[Node] = set()
         for item in self.items:
             self._note(item)
@@ -132,7 +133,7 @@ class _InPlace:
     # ---- an operator on the memory --------------------------------------------------------------
 
     def _written(self, value: Value, leaf: Value) -> Value | None:
-        """`value` made by writing into the memory of `leaf`."""
+        """`value` computed by an update of `leaf`'s memory."""
         if value is leaf:
             return leaf
         form = self.writing.forms.get(value.node.kind, _no_form)(self.builder, value.node)
@@ -162,7 +163,7 @@ class _InPlace:
         return self.builder.nodes, value
 
     def _instead(self, old: Value, new: Value, made: Sequence[Item], gone: set[Node]) -> None:
-        """`made` stands where the operator of `old` stood; `gone` are dropped."""
+        """Put `made` in the place of the operator of `old`, and remove `gone`."""
         place = next(k for k, item in enumerate(self.items) if item is old.node)
         self.items[place:place] = made
         self.items = [i for i in self.items if not (isinstance(i, Node) and i in gone)]
@@ -204,10 +205,11 @@ class _InPlace:
             self.later.setdefault(reader, []).append(node)
 
     def _is_elementwise(self, leaf: Value, nodes: set[Node]) -> bool:
-        """Whether each element of what `nodes` make of `leaf` depends on its own element alone.
+        """Whether each element of the values that `nodes` compute from `leaf` depends on its own
+        element alone.
 
-        Such operators never give fewer elements than they take: a result of the leaf's size has
-        been through none that spreads it.
+        Such operators never reduce the number of elements: a result of the leaf's size was never
+        broadcast.
         """
         between = self._descendants_of(leaf) & nodes
         return all(node.kind in self.writing.elementwise | self.writing.aliases for node in between)
@@ -253,7 +255,7 @@ class _InPlace:
         return [n for n in readers if n.kind not in self.writing.aliases]
 
     def _users(self, node: Node) -> list[Node]:
-        """Operators that read a result of `node`, or what an eager call makes of it."""
+        """Operators that read a result of `node`, or the result of an eager call on it."""
         found = [n for value in node.outputs for n in self.uses.get(value, [])]
         slots = [
             r.slot for v in node.outputs for r in self.returned.get(v, []) if r.placement == "fresh"
@@ -298,7 +300,7 @@ def _reached(start: Node, step: Callable[[Node], Sequence[Node]]) -> set[Node]:
 
 
 def _ordered(items: Sequence[Item]) -> list[Item]:
-    """The items, each after what it reads or waits for, else in the order given."""
+    """The items, each after those it reads or must follow, else in their present order."""
     needs = _needs(items)
     done: set[Item] = set()
     ordered: list[Item] = []
@@ -318,7 +320,7 @@ def _ordered(items: Sequence[Item]) -> list[Item]:
 
 
 def _needs(items: Sequence[Item]) -> dict[Item, list[Item]]:
-    """What each item comes after; eager calls stay in their order."""
+    """The items that each item must follow; eager calls stay in order."""
     maker: dict[Slot, Item] = {}
     needs: dict[Item, list[Item]] = {}
     last: EagerCall | None = None

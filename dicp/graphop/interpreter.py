@@ -1,9 +1,9 @@
-"""What graph operators compute, as torch functions: for shape inference and for simulators.
+"""The semantics of graph operators, as torch functions: for shape inference and for simulators.
 
 A vendor's table maps each operator to a function of its inputs, in the order of the prototype, and
-of its attributes by name. An optional input that is not given is None, a repeated one a list. Ports
-named in `host` hold small integers that decide shapes: the function gets them as a list of numbers.
-The same function runs on fake tensors, to infer a result's dtype and sizes, and on real ones.
+of its attributes by name. An omitted optional input is None, a repeated one a list. Ports named in
+`host` hold small integers that determine shapes: the function gets them as a list of numbers. The
+same function runs on fake tensors, to infer a result's dtype and sizes, and on real ones.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Function = Callable[..., Any]
 
 @dataclass(frozen=True)
 class Meaning:
-    """What one operator computes."""
+    """The semantics of one operator."""
 
     function: Function
     host: frozenset[str] = frozenset()
@@ -125,8 +125,8 @@ class Interpreter:
 
 
 def _keep_contents(env: list[Any], written: Source | list[Source] | None) -> None:
-    """Copy what shows memory that is written to: results of operators are memory of their own,
-    those of the functions that stand for them may be views."""
+    """Copy views of memory that is written to: operators' results own their memory, but those of
+    the functions that implement them may be views."""
     assert isinstance(written, tuple)
     memory = env[written[0]][written[1]].untyped_storage().data_ptr()
     for position, values in enumerate(env):

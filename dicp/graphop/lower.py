@@ -39,8 +39,8 @@ class Entry:
     base: Entry | None = None
     """What it is a view of."""
     shown: bool = False
-    """Whether its memory is to hold all of it: several results show it, or an operator reads
-    around what it views."""
+    """Whether it must be in memory as a whole: several results are views of it, or an operator
+    reads its memory between the elements of a view."""
 
 
 class Lowering:
@@ -133,7 +133,7 @@ class Lowering:
             try:
                 with naming_rule(node, self.context.target):
                     result = self._convert(node, val)
-            except NoRule as reason:  # what the rule has made by then is not read, and dropped
+            except NoRule as reason:  # nodes that the rule has emitted so far stay unused
                 decision = Decision("eager", str(reason))
         if decision.kind == "eager":
             check_eager(node, decision.reason, self.context.config, self.context.target)
@@ -163,7 +163,7 @@ class Lowering:
         return shape and dense and _is_last_use(place, node)
 
     def _store(self, node: fx.Node) -> None:
-        """The result goes over the input; `in_place` settles how."""
+        """The result overwrites the input; `in_place` decides how."""
         entry, source = self._map(node.args[0]), self._map(node.args[1])
         order = dense_order(self.builder, entry.fake)
         assert order is not None
@@ -240,7 +240,7 @@ class Lowering:
         return Entry(fake, value=value)
 
     def _base(self, node: fx.Node) -> Entry | None:
-        """The entry whose memory this node's result shows, if it is a view."""
+        """The entry whose memory this node's result shares, if it is a view."""
         if not is_view(node.target) or not isinstance(node.args[0], fx.Node):
             return None
         source, val = self.env.get(node.args[0]), node.meta.get("val")
@@ -269,7 +269,7 @@ class Lowering:
 
         result = receive(val)
         schema = schema_of(node.target)
-        # a call that gives nothing is made for what it does: an assertion, say
+        # a call without results has an effect: an assertion, say
         mutates = schema is None or schema.is_mutable or val is None
         random = torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
         self.items.append(
@@ -278,7 +278,7 @@ class Lowering:
         return result
 
     def _map(self, value: Any, leaf: Callable[[Entry], Any] | None = None) -> Any:
-        """`value` with what its nodes have become, and of each tensor what `leaf` makes of it."""
+        """`value` with nodes replaced by their entries, and each tensor mapped by `leaf`."""
         found: Any = map_arg(value, self.env.__getitem__)
         if leaf is None:
             return found
@@ -349,14 +349,15 @@ _READ_MEMORY = frozenset({
 
 
 def _held_in_memory(graph: fx.Graph) -> set[fx.Node]:
-    """The nodes whose memory several of the graph's results show, or is read by strides."""
+    """The nodes whose memory several of the graph's results share, or an operator reads by
+    strides."""
     counts = Counter(_viewed(node) for node in graph.output_node().all_input_nodes)
     read = {_viewed(n.args[0]) for n in graph.nodes if n.target in _READ_MEMORY}  # type: ignore[arg-type]
     return read | {node for node, count in counts.items() if count > 1}
 
 
 def _viewed(node: fx.Node) -> fx.Node:
-    """What the tensor is in the end a view of."""
+    """The tensor that a chain of views begins with."""
     while True:
         item = _is_getitem(node) and isinstance(node.args[0], fx.Node)
         call = node.args[0] if item else node
@@ -374,7 +375,7 @@ def _may_be_same(builder: Builder, left: Any, right: Any) -> bool:
 
 
 def _is_last_use(place: fx.Node, node: fx.Node) -> bool:
-    """Nothing but the graph's output comes to `place` after `node`."""
+    """Whether no node after `node` but the graph's output reads or writes `place`."""
     later = node.next
     while later.op != "output":
         if place in later.all_input_nodes:
@@ -392,5 +393,5 @@ def _only_sizes(node: fx.Node) -> bool:
 
 
 def _is_read(node: fx.Node, index: int) -> bool:
-    """Whether somebody takes result `index` of a call with several results."""
+    """Whether result `index` of a call with several results is read."""
     return any(not _is_getitem(user) or user.args[1] == index for user in node.users)

@@ -1,4 +1,4 @@
-"""What rules are written with: operators as methods, with dtypes and sizes made to fit."""
+"""The API of rules: operators as methods, with dtypes and sizes converted to match."""
 
 from __future__ import annotations
 
@@ -39,21 +39,20 @@ Operand = Any
 class Ops(Builder):
     """Builds operators of the vocabulary (`dicp.graphop.vocabulary`) from a vendor's own.
 
-    A vendor's operator of the same form has another name at most (`names`); what it has in another
-    form, or composes from several, is a function of the builder and the vocabulary operator's
-    operands and attributes (`forms`). What it lacks raises NoRule, and that call runs eagerly.
-    Sizes are integers or symbolic integers throughout.
+    A vendor's operator of the same form differs in name at most (`names`); an operator of another
+    form, or composed of several, is a function of the builder and the vocabulary operator's
+    operands and attributes (`forms`). Operators that a vendor lacks raise NoRule, and the call runs
+    eagerly. Sizes are integers or symbolic integers throughout.
     """
 
     names: Mapping[str, str] = {}
-    """By operator of the vocabulary, the vendor's name where it has another one."""
+    """Operator of the vocabulary -> the vendor's name, where they differ."""
     forms: Mapping[str, Callable[..., Any]] = {}
-    """By operator of the vocabulary, what makes it from the vendor's operators."""
+    """Operator of the vocabulary -> the function that composes it from the vendor's operators."""
     moves: frozenset[str] = frozenset()
-    """The vendor's operators whose results are bits of their operands."""
+    """The vendor's operators that only move the bits of their operands."""
     exact: frozenset[str] = frozenset()
-    """The vendor's operators whose results on integers are numbers that their operands' dtype
-    holds."""
+    """The vendor's operators whose integer results are in the range of their operands' dtype."""
     constant_sizes = False
     """Whether sizes of gradients of convolutions have to be constants."""
     bias_apart: frozenset[torch.dtype] = frozenset()
@@ -88,9 +87,9 @@ class Ops(Builder):
         return self.own(self.names.get(kind, kind), *operands, **attrs)
 
     def own(self, kind: str, *operands: Operand | None, **attrs: Any) -> list[Value]:
-        """One operator of the vendor's, on operands in dtypes that it takes: where it does not take
-        theirs, but a wider one that loses nothing, or one of the same bits if it only moves them,
-        they are converted and the results converted back."""
+        """One operator of the vendor's. Operands in dtypes that it does not take are converted to a
+        wider dtype without loss (or, for an operator that only moves bits, to one of the same
+        size), and the results converted back."""
         prototype = self.dialect.prototypes.get(kind)
         if prototype is None and kind in VOCABULARY:
             raise NoRule(f"{self.dialect.name} has no {kind}")
@@ -116,7 +115,7 @@ class Ops(Builder):
         ]
 
     def _stand_in(self, kind: str, port: Port, dtype: torch.dtype) -> torch.dtype | None:
-        """A dtype that an operator takes in place of `dtype`, without loss."""
+        """A dtype that an operator takes instead of `dtype`, without loss."""
         candidates = WIDER.get(dtype, ())
         if kind in self.moves:
             candidates = (*SAME_BITS.get(dtype, ()), *candidates)
@@ -141,13 +140,13 @@ class Ops(Builder):
         return found
 
     def _like(self, value: Value, dtype: torch.dtype) -> Value:
-        """`value` in the dtype that stands in for its own, or back."""
+        """`value` converted to the dtype that replaces its own, or back."""
         if dtype in SAME_BITS.get(value.dtype, ()) or value.dtype in SAME_BITS.get(dtype, ()):
             return self.op("Bitcast", value, type=dtype)
         return self.cast(value, dtype)
 
     def once(self, key: Hashable, make: Callable[[], Any]) -> Any:
-        """What several rules need, masks say: made at its first use."""
+        """A value that several rules share, such as a mask: built at its first use."""
         if key not in self._once:
             self._once[key] = make()
         return self._once[key]
@@ -301,4 +300,4 @@ def axes_of(dims: Any, rank: int) -> list[int]:
     return [d % rank if rank else 0 for d in dims] if rank else []
 
 
-__all__ = ["REDUCED_FLOATS", "NoRule", "Operand", "Ops", "Value", "axes_of", "holds"]
+__all__ = ["NoRule", "Operand", "Ops", "Value", "axes_of", "holds"]

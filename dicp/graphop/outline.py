@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from dicp.graphop.assemble import plain_size
-from dicp.graphop.program import Graph, GraphProgram, Node, Value, describe
+from dicp.graphop.program import Graph, GraphProgram, Node, Value, node_text
 from dicp.outline import Access, Outline, Place, Step, StepKind, Tensor
 from dicp.serialize import evaluate_size
 
@@ -32,9 +32,9 @@ class _Outliner:
         self.program, self.sizes = program, sizes
         self.steps: list[Step] = []
         self.rows: list[dict[str, Any]] = []
-        """The fields of each Tensor."""
+        """The fields of each Tensor of the outline."""
         self.slots: dict[int, int] = {}
-        """Slot of the program -> number of its tensor; a view has that of what it shows."""
+        """Slot of the program -> number of its tensor; a view has that of its base."""
 
     def outline(self) -> Outline:
         plain = self.program.serialized
@@ -135,7 +135,7 @@ class _Outliner:
         reads = [values[value] for value in node.operands()]
         reads = [number for number in reads if number not in writes]
         self._add(node.kind, "operator", launch, reads, writes, node.origin,
-                  describe(node), graph.name)  # fmt: skip
+                  node_text(node), graph.name)  # fmt: skip
 
     def _value(self, value: Value, place: Place) -> int:
         shape = [plain_size(size) for size in value.shape]

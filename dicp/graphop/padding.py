@@ -1,15 +1,15 @@
-"""Which graphs may run on padded inputs: where what a padded place holds never reaches another.
+"""Which graphs may run on padded inputs: those in which no padded element affects any other.
 
 Every symbolic dimension is padded at its end, up to a shape bucket. A graph may be padded if each
-operator's elements at unpadded places depend on elements at unpadded places alone: elementwise
-operators, moves that leave padded dimensions whole, products and reductions and norms over other
-dimensions. What is left over at padded places is cut off the results. A graph may not be that
-writes to an input, or holds an operator that its vendor has no check for.
+operator's elements at unpadded positions depend on elements at unpadded positions alone:
+elementwise operators, moves that preserve padded dimensions, products, reductions and norms over
+other dimensions. Padded positions of the results are sliced off. A graph that writes to an input,
+or has an operator without a check by its vendor, may not be padded.
 
-Graphs that are compiled for known sizes take the sizes of the run as numbers beside the padded
-tensors. What works along a padded dimension there reads operands that are masked: at padded places
-they hold what changes no result (`masks`). Elsewhere such graphs are refused, and those that use a
-size as a number.
+Graphs that are compiled for fixed sizes take the sizes of the run as numbers beside the padded
+tensors. Operators along a padded dimension read masked operands: their padded positions hold the
+neutral element (`masks`). Elsewhere such graphs are refused, as are those that use a size as a
+number.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from dicp.torch_private import linear_factor
 
 Refusal = str | None
 Check = Callable[[Node], Refusal]
-"""Why an operator does not keep padded elements apart, or None."""
+"""Why an operator combines padded elements with others, or None."""
 
 
 def padding_refusal(
@@ -61,7 +61,7 @@ def padding_refusal(
 
 
 def _flow_refusal(node: Node, flows: Mapping[str, Flow], placed: dict[Value, Forms]) -> Refusal:
-    """Settles where the results of a node hold padding."""
+    """Record where the results of a node have padding."""
     flow = flows.get(node.kind, unknown)
     if node.checks:  # only reads indices
         placed.update((value, [None] * value.ndim) for value in node.outputs)
@@ -112,12 +112,12 @@ def unless(padded: bool, reason: str) -> Refusal:
 
 
 def anything(node: Node) -> Refusal:
-    """Each element of the result depends on those at its own place."""
+    """Elementwise: each element of the result depends on those at its own position."""
     return None
 
 
 def along(axes: Callable[[Node], Sequence[Any]]) -> Check:
-    """Not along a padded dimension of the first operand."""
+    """Refused along a padded dimension of the first operand."""
 
     def check(node: Node) -> Refusal:
         shape = node.operands()[0].shape
@@ -128,13 +128,13 @@ def along(axes: Callable[[Node], Sequence[Any]]) -> Check:
 
 
 def last(count: Callable[[Node], int]) -> Check:
-    """Not along one of the last dimensions, if that is padded."""
+    """Refused along any of the last dimensions that is padded."""
     return along(lambda node: range(-count(node), 0))
 
 
 def joined(attr: str) -> Check:
-    """The operands stand one after the other along the axis that an attribute names: only the last
-    may be padded."""
+    """The operands are concatenated along the axis that an attribute names: only the last may be
+    padded."""
     return lambda node: unless(
         any(is_padded(v.shape[node.attrs[attr]]) for v in node.operands()[:-1]),
         "joins along a padded dimension",
@@ -142,7 +142,7 @@ def joined(attr: str) -> Check:
 
 
 def division(node: Node) -> Refusal:
-    """Padded integers are zeros, by which nothing is divided."""
+    """Padded integers are zeros: division by them is refused."""
     padded = any(map(is_padded, node.outputs[0].shape))
     whole = not node.outputs[0].dtype.is_floating_point
     return unless(padded and whole, "divides integers")
@@ -155,7 +155,7 @@ def images(node: Node) -> Refusal:
 
 
 def sliced(shape: Sequence[Any], bounds: Sequence[Sequence[Any]]) -> Refusal:
-    """`bounds` are the first places, those after the last and the steps, by dimension."""
+    """`bounds` are the starts, the ends and the steps, by dimension."""
     for size, begin, end, step in zip(shape, *bounds, strict=True):
         if is_padded(size) and (begin != 0 or step != 1 or not _same(end, size)):
             return "takes a part of a padded dimension"
@@ -165,7 +165,7 @@ def sliced(shape: Sequence[Any], bounds: Sequence[Sequence[Any]]) -> Refusal:
 
 
 def reshaped(node: Node) -> Refusal:
-    """A padded dimension stays whole if as many elements stand before it as did before."""
+    """A padded dimension is preserved if the number of elements before it is unchanged."""
     before, after = list(node.operands()[0].shape), list(node.outputs[0].shape)
     while before and after and _same(before[0], after[0]):
         before.pop(0)
@@ -179,7 +179,8 @@ def _same(left: Any, right: Any) -> bool:
 
 
 def _before_padded(shape: Sequence[Any]) -> int | None:
-    """How many elements stand before the one padded dimension; 0 if there is none, None if two."""
+    """The number of elements before the only padded dimension; 0 if none is padded, None if two
+    are."""
     places = [k for k, size in enumerate(shape) if is_padded(size)]
     if not places:
         return 0
@@ -190,7 +191,7 @@ def _before_padded(shape: Sequence[Any]) -> int | None:
 
 
 def masked(g: Ops, x: Value, axes: Sequence[int], fill: float) -> Value:
-    """`x` with `fill` at the padded places of `axes`."""
+    """`x` with `fill` at the padded positions of `axes`."""
     for axis in axes:
         size = x.shape[axis]
         if is_padded(size):
@@ -200,7 +201,7 @@ def masked(g: Ops, x: Value, axes: Sequence[int], fill: float) -> Value:
 
 
 def masks(axes: Callable[[Node], Sequence[int]], fill: Callable[[torch.dtype], float]) -> Rewrite:
-    """Masks the first operand of an operator that works along `axes`."""
+    """Mask the first operand of an operator along `axes`."""
 
     def rewrite(g: Builder, node: Node) -> Rewritten:
         assert isinstance(g, Ops)
@@ -213,7 +214,7 @@ def masks(axes: Callable[[Node], Sequence[int]], fill: Callable[[torch.dtype], f
 
 
 def masked_mean(axes: Callable[[Node], Sequence[int]], total: str) -> Rewrite:
-    """The mean is the sum (the operator `total`), divided by how many elements the run has."""
+    """The mean as the sum (the operator `total`), divided by the number of elements of the run."""
 
     def rewrite(g: Builder, node: Node) -> Rewritten:
         assert isinstance(g, Ops)
@@ -228,8 +229,8 @@ def masked_mean(axes: Callable[[Node], Sequence[int]], total: str) -> Rewrite:
 
 
 def masked_dot(g: Builder, node: Node) -> Rewritten:
-    """Both factors are masked along the dimensions that are added up, the last two of `dims`: what
-    stands at padded places may be infinite."""
+    """Both factors are masked along the dimensions that are summed, the last two of `dims`: padded
+    elements may be infinite."""
     assert isinstance(g, Ops)
     sides = list(zip(node.operands(), node.attrs["dims"][2:], strict=True))
     if not any(is_padded(x.shape[axis]) for x, axes in sides for axis in axes):

@@ -1,4 +1,4 @@
-"""Cutting a pool into graphs with eager calls between, as few as the dependencies allow.
+"""Partition of a pool into as few graphs as the dependencies allow, with eager calls between them.
 
 Graph operators run in even phases, eager calls in odd ones; each runs in the earliest phase that
 its operands allow, so that operators which do not depend on each other share a phase. All graph
@@ -30,7 +30,7 @@ Step = Graph | EagerCall | View | Restride | IndexCheck
 
 
 def remove_dead(items: Sequence[Item], outputs: Sequence[object]) -> list[Item]:
-    """The items that an output or a writing call depends on."""
+    """The items that an output or a call with side effects depends on."""
     wanted: set[object] = {o for o in outputs if isinstance(o, Slot)}
     kept: list[Item] = []
     for item in reversed(items):
@@ -61,7 +61,7 @@ def _reads(item: Item) -> list[object]:
 
 
 class Partition:
-    """Assigns phases and gathers the steps of the program."""
+    """Assigns phases and collects the steps of the program."""
 
     def __init__(self, builder: Builder, items: Sequence[Item]) -> None:
         self.builder = builder
@@ -128,7 +128,7 @@ class Partition:
         self.phase[item] = earliest
 
     def slot_of(self, value: Value, results: dict[int, list[Result]]) -> Slot:
-        """The tensor through which a value reaches a later graph."""
+        """The tensor in which a value is passed to a later graph."""
         if value not in self._crossing:
             slot = Slot(f"x{len(self._crossing)}", value.fake)
             order = tuple(range(value.ndim))

@@ -22,7 +22,7 @@ from dicp.target import KernelReport, NodeReport
 
 @dataclass(frozen=True, eq=False)
 class Slot:
-    """A real tensor at run time: an input, a constant, or what a step leaves for later steps.
+    """A real tensor at run time: an input, a constant, or a step's result that later steps read.
 
     `fake` has its dtype, (symbolic) sizes and strides.
     """
@@ -35,7 +35,7 @@ class Slot:
 class Value:
     """One result of a graph operator. `fake` holds dtype and (symbolic) sizes; row-major.
 
-    `known` are the contents, where they are known before the run: integers or symbolic integers.
+    `known` are its contents, if known before the run: integers or symbolic integers.
     """
 
     node: Node = field(repr=False)  # shared: printed, nodes would grow exponentially
@@ -73,9 +73,10 @@ class Node:
     formats: Mapping[str, str] = field(default_factory=dict)
     """Memory format of each output that is not plain, by number."""
     after: tuple[Node, ...] = field(default=(), repr=False)
-    """Operators that have to run before though it does not read them: they read what it writes."""
+    """Operators that must run before, though their results are not read: they read the memory that
+    this one writes."""
     checks: bool = False
-    """Whether it serves a check of indices, which zeros pass."""
+    """Whether it belongs to a check of indices, which zeros pass."""
 
     def operands(self) -> list[Value]:
         """All values read, in port order."""
@@ -104,10 +105,10 @@ class Bound:
 
 @dataclass(frozen=True, eq=False)
 class Result:
-    """How a value leaves a graph: written row-major, shown as `slot` with dimensions reordered.
+    """How a value leaves a graph: written row-major, viewed as `slot` with dimensions reordered.
 
-    The slot is new memory; or an input's, which the result goes over; or an input's that an
-    operator has written to, and nothing is left to do.
+    The slot is new memory, or an input's, which the result overwrites or an operator has already
+    written to.
     """
 
     value: Value
@@ -132,7 +133,7 @@ class EagerCall:
 
 @dataclass(frozen=True, eq=False)
 class View:
-    """`slot` shows memory of `source`, as its fake tensor says."""
+    """`slot` is a view of the memory of `source`, with the strides of its fake tensor."""
 
     slot: Slot
     source: Slot
@@ -148,8 +149,9 @@ class Restride:
 
 @dataclass(frozen=True, eq=False)
 class CheckedIndex:
-    """Indices of a call: their least and greatest one are pair `number` of the ends in a slot, the
-    `size` is that of what they point into, and of a `count` of 0 elements none is read."""
+    """Indices of a call: their least and greatest value are pair `number` of the extremes in a
+    slot, `size` is the size of the dimension they index, and with a `count` of 0 elements no index
+    is read."""
 
     number: int
     size: Any
@@ -160,14 +162,15 @@ class CheckedIndex:
 
 @dataclass(frozen=True, eq=False)
 class IndexCheck:
-    """The run ends with an error unless all indices are in range, whose ends `source` holds."""
+    """The run ends with an error unless all indices, whose extremes `source` holds, are in
+    range."""
 
     source: Slot
     rows: tuple[CheckedIndex, ...]
 
 
 Item = Node | Result | EagerCall | View | Restride | IndexCheck
-"""What the pool holds, in an order in which it could be run."""
+"""Items of the pool, in a valid order of execution."""
 
 
 @dataclass(eq=False)
@@ -186,7 +189,7 @@ class Graph:
 
     @property
     def outputs(self) -> list[Result]:
-        """Results that the graph hands over."""
+        """Results that the graph returns."""
         return [r for r in self.results if r.placement != "in_place"]
 
     @property
@@ -199,7 +202,7 @@ class Graph:
         return [n for n in self.nodes if n.kind not in ("input", "sizes", "seed", "const")]
 
     def text(self) -> str:
-        lines = [describe(node) for node in self.nodes]
+        lines = [node_text(node) for node in self.nodes]
         refusal = self.bucket_refusal
         if refusal != "not asked for":
             lines.insert(
@@ -215,7 +218,14 @@ def _leaving(result: Result) -> str:
     return f"{result.value.node.name}:{result.value.index}{place}"
 
 
+def node_text(node: Node) -> str:
+    """A node as a line of text, with its origin."""
+    return describe(node) + (f"  # {node.origin}" if node.origin else "")
+
+
 def describe(node: Node) -> str:
+    """A node as a line of text, without its origin."""
+
     def show(operand: Operand) -> str:
         if isinstance(operand, Value):
             return operand.node.name + (f":{operand.index}" if operand.index else "")
@@ -229,8 +239,7 @@ def describe(node: Node) -> str:
         + (f" {node.formats[str(v.index)]}" if str(v.index) in node.formats else "")
         for v in node.outputs
     )
-    origin = f"  # {node.origin}" if node.origin else ""
-    return f"{node.name}: {types} = {node.kind}({', '.join(parts)}){origin}"
+    return f"{node.name}: {types} = {node.kind}({', '.join(parts)})"
 
 
 def _short(value: Any) -> str:
@@ -241,14 +250,14 @@ def _short(value: Any) -> str:
 @dataclass
 class GraphProgram:
     """Graphs and the steps that run them. `serialized` is the JSON form of everything but the text
-    of graphs, which `render` writes; `objects` has what has no such form."""
+    of graphs, which `render` writes; `objects` holds the values that have no such form."""
 
     serialized: dict[str, Any]
     graphs: list[Graph]
     nodes: Sequence[NodeReport] = ()
     objects: list[Any] = field(default_factory=list)
     retry: Callable[[frozenset[str]], GraphProgram] | None = None
-    """The same program with some nodes of the FX graph, by name, left to eager."""
+    """The same program with some nodes of the FX graph, by name, run eagerly."""
 
     def text(self) -> str:
         lines = [f"once {_without_origins(step)}" for step in self.serialized["once"]]

@@ -1,12 +1,12 @@
-"""What a vendor says of its graph operators: names, ports, attributes and the types they take.
+"""A vendor's declarations of its graph operators: names, ports, attributes and the types they take.
 
 A table is text, one operator a line, so that it can be read beside the vendor's manual:
 
-    ReduceSum: x:number axes:index -> y:=x | keep_dims:Bool=false
+ReduceSum: x:number axes:index -> y:=x | keep_dims:Bool=false
 
 A port is `name:types`, `name:=other` (the same dtype as another port), `name?` (optional) or
 `name*` (any number of tensors). Types are classes that the vendor names, several joined by commas,
-each perhaps without some (`any-bool`). An attribute without a default must be given.
+each perhaps without some (`any-bool`). An attribute without a default is required.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ ATTR_TYPES: tuple[str, ...] = ("Int", "Float", "Bool", "String", "ListInt", "Lis
 
 @dataclass(frozen=True)
 class ResultType:
-    """The dtype and (symbolic) sizes that an operator is told to give its result."""
+    """The dtype and (symbolic) sizes that an operator's attribute states for its result."""
 
     dtype: torch.dtype
     dims: tuple[Any, ...]
@@ -45,7 +45,7 @@ class Port:
 
 @dataclass(frozen=True)
 class AttrSpec:
-    """One attribute; `default` is the vendor's text, None for one that must be given."""
+    """One attribute; `default` is the vendor's text, None for a required one."""
 
     name: str
     type: str
@@ -73,7 +73,7 @@ class Prototype:
 
     @property
     def only_writes(self) -> bool:
-        """Whether the operator has no result but what it writes over its inputs."""
+        """Whether the operator has no results but the inputs that it overwrites."""
         return bool(self.written) and len(self.written) == len(self.outputs)
 
     def attr(self, name: str) -> AttrSpec | None:

@@ -1,7 +1,7 @@
 """Known ranges of integer tensors of an FX graph: which numbers may occur in them.
 
-Read from their operators alone: positions that a sort gives lie in its dimension, say. Indices in
-a range within bounds need no check.
+Derived from operators alone: the positions of a sort are below its dimension's size, for example.
+Indices whose range is within bounds need no check.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ prims = torch.ops.prims
 Range = tuple[Any, Any]
 """The least and the greatest number that may occur: integers, or symbolic ones."""
 OTHER_BITS = frozenset({aten.view.dtype, aten.as_strided.default})
-"""Views that show other numbers, or other elements of the memory, than those of the operand."""
+"""Views with other numbers, or other elements of the memory, than those of the operand."""
 
 
 class Ranges:
@@ -62,7 +62,8 @@ class Ranges:
 
 
 def _holds(dtype: torch.dtype, found: Range) -> bool:
-    """Whether numbers of this range do not wrap around; symbolic ends are sizes, or nearly."""
+    """Whether numbers of this range cannot wrap around; symbolic extremes are sizes, or close to
+    them."""
     info = torch.iinfo(dtype)
     symbolic = dtype == torch.int64
     return all(info.min <= end <= info.max if isinstance(end, int) else symbolic for end in found)
@@ -85,7 +86,7 @@ def _first(ranges: Ranges, node: fx.Node) -> Range | None:
 
 
 def _item(ranges: Ranges, node: fx.Node) -> Range | None:
-    """A result of an operator with several: a part of its operand, or positions."""
+    """A result of an operator with several results: a part of its operand, or positions."""
     call, number = node.args
     assert isinstance(call, fx.Node)
     if is_view(call.target):
@@ -105,7 +106,7 @@ def _positions(ranges: Ranges, node: fx.Node) -> Range | None:
 
 
 def _either(ranges: Ranges, parts: Sequence[Any]) -> Range | None:
-    """Of what stands in one of several."""
+    """The union of the ranges of several operands."""
     found = [ranges.of(part) for part in parts]
     if any(each is None for each in found):
         return None
@@ -141,7 +142,7 @@ def _difference(ranges: Ranges, node: fx.Node) -> Range | None:
 
 
 def _monotonous(function: Callable[[int, int], int]) -> Rule:
-    """A function that takes its extremes at its operands' ends."""
+    """A function that takes its extremes at the extremes of its operands."""
 
     def rule(ranges: Ranges, node: fx.Node) -> Range | None:
         found = _operands(ranges, node)
@@ -183,7 +184,7 @@ def _remainder(ranges: Ranges, node: fx.Node) -> Range | None:
 
 
 def _masked(ranges: Ranges, node: fx.Node) -> Range | None:
-    """Bits of a number, negative or not, that is combined with one that is not negative."""
+    """The range of a bitwise combination of any number with a non-negative one."""
     mask = ranges.of(node.args[1])
     known = mask is not None and _are_numbers(mask) and mask[0] >= 0
     return (0, mask[1]) if mask is not None and known else None

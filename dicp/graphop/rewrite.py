@@ -1,4 +1,4 @@
-"""Rewriting a pool: one pass in order, each operator kept or replaced by new ones."""
+"""Rewriting a pool: one pass in order, each operator unchanged or replaced by new ones."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dicp.graphop.program import Item, Node, Result, Value
 from dicp.rules import NoRule
 
 Rewritten = Sequence[Value] | Mapping[Value, Value] | None
-"""What stands for a node's results, or for any values from here on; None to keep the node."""
+"""The replacements of a node's results, or of any values from here on; None leaves the node."""
 
 Rewrite = Callable[[Builder, Node], Rewritten]
 
@@ -18,7 +18,8 @@ Rewrite = Callable[[Builder, Node], Rewritten]
 def rewritten(
     builder: Builder, items: Sequence[Item], rewrites: Mapping[str, Rewrite]
 ) -> list[Item]:
-    """`items` with the rewrites applied by operator; new nodes stand where the old ones stood."""
+    """`items` with the rewrites applied by operator; new nodes take the position of the old
+    ones."""
     renamed: dict[Value, Value] = {}
     builder.nodes = []
     for item in items:
@@ -48,5 +49,5 @@ def _visit(
     if not isinstance(new, Mapping):
         new = dict(zip(node.outputs, new, strict=True))
     renamed.update(new)
-    for old, value in renamed.items():  # an earlier renaming may lead to what is renamed now
+    for old, value in renamed.items():  # a replacement may itself have been replaced by now
         renamed[old] = new.get(value, value)

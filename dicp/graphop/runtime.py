@@ -1,6 +1,6 @@
-"""Running a graph-operator program: bind sizes, launch graphs, call eager operators, show views.
+"""Running a graph-operator program: bind sizes, launch graphs, call eager operators, build views.
 
-For each set of sizes the numbers in the program are computed once and kept.
+For each set of sizes the program's numbers are computed once and cached.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from dicp.torch_private import HOST, disable_current_modes, profiled_range, prof
 Launch = Callable[
     [str, Sequence[torch.Tensor], Sequence[torch.Tensor], Mapping[str, int] | None], None
 ]
-"""Runs a built graph on row-major inputs, into row-major outputs. Where the symbols' numbers are
-given, the graph compiled for these sizes alone is meant."""
+"""Runs a built graph on row-major inputs, into row-major outputs; with the symbols' values, the
+graph compiled for these sizes alone."""
 
 Env = list[Any]
 Step = Callable[[Env], None]
 Watch = Callable[[int], AbstractContextManager[Any]]
-"""Makes the context for a step, by its position after the program's steps that run once."""
+"""Returns the context for a step, by its position among the steps that run every time."""
 
 
 class GraphExecutable:
@@ -59,7 +59,7 @@ class GraphExecutable:
         self._plans: OrderedDict[tuple[int, ...], _Plan] = OrderedDict()
         self.left_once = [r["slot"] for step in program["once"] for r in step["results"]]
         self.kept: dict[int, torch.Tensor] = {}
-        """What the graphs that run once have left, by slot."""
+        """The results of the graphs that run once, by slot."""
 
     def __call__(self, inputs: list[Any]) -> list[Any]:
         key = self._sizes(inputs)
@@ -72,7 +72,8 @@ class GraphExecutable:
         return plan.run(inputs)
 
     def watched(self, inputs: Sequence[Any], watch: Watch) -> Callable[[list[Any]], list[Any]]:
-        """A function that runs inputs of these sizes, the k-th step within `watch(k)`."""
+        """A function that runs the program on inputs of these sizes, its k-th step within
+        `watch(k)`."""
         plan = _Plan(self, dict(zip(self._names, self._sizes(inputs), strict=True)))
         plan.check(inputs)
         plan.watch(watch)
@@ -198,7 +199,7 @@ class _Plan:
             outputs = [result.buffer(env, device) for result in results]
             launch(name, inputs, outputs, padded)
             for k in written:
-                if inputs[k] is not given[k]:  # not as dense as when the graph was compiled
+                if inputs[k] is not given[k]:  # its strides are not those it was compiled for
                     given[k].copy_(inputs[k])
             for result, tensor in zip(results, outputs, strict=True):
                 result.leave(env, tensor)
@@ -217,8 +218,8 @@ class _Plan:
         return profiled
 
     def _rounded(self) -> dict[str, int] | None:
-        """The symbols' numbers rounded up to shape buckets. Where one is beyond all: None, or the
-        numbers themselves if graphs are compiled for known sizes alone."""
+        """The symbols' values rounded up to shape buckets. Where one is beyond all buckets: None,
+        or the values themselves if graphs are compiled for fixed sizes alone."""
         buckets = self.executable.program["buckets"]
         rounded = {
             name: next((size for size in buckets if size >= number), 0) if number > 0 else 0
@@ -269,7 +270,7 @@ class _Plan:
         return call
 
     def _received(self, slot: int, value: Any, step: Mapping[str, Any]) -> Any:
-        """What an eager call gave, with the strides that later steps were compiled for."""
+        """The result of an eager call, with the strides that later steps were compiled for."""
         row = self.slots[slot]
         if not isinstance(value, torch.Tensor) or "strides" not in row:
             return value
@@ -347,7 +348,7 @@ class _Plan:
             if tensor is None or "strides" not in row or tensor.layout != torch.strided:
                 continue
             dtype = getattr(torch, row["dtype"])
-            # What eager calls alone read may come from one whose results were inferred otherwise.
+            # An operand of eager calls alone may come from a call whose inferred layout was wrong.
             differs = tensor.dtype != dtype and slot in self.compiled
             resized = tuple(tensor.shape) != self._shape(slot) and slot not in self.eager_only
             if differs or resized:
@@ -384,7 +385,8 @@ class _Plan:
         ]
 
     def _run_once(self, env: Env) -> None:
-        """What never changes between runs: computed in the first, taken over in the others."""
+        """Values that never change between runs: computed in the first run, reused in the
+        others."""
         executable = self.executable
         if len(executable.kept) < len(executable.left_once):
             for step in self.once:
@@ -395,7 +397,7 @@ class _Plan:
 
 
 def padded(tensor: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
-    """`tensor` at the start of zeros."""
+    """`tensor` at the start of a tensor of zeros."""
     if tuple(tensor.shape) == tuple(shape):
         return tensor
     whole = torch.zeros(shape, dtype=tensor.dtype, device=tensor.device)
@@ -404,7 +406,7 @@ def padded(tensor: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
 
 
 def restrided(tensor: torch.Tensor, shape: Sequence[int], strides: Sequence[int]) -> torch.Tensor:
-    """A copy with these strides; where one is 0, all elements are the first one."""
+    """A copy with these strides; along a stride of 0, all elements are copies of the first."""
     sizes = [1 if t == 0 else s for s, t in zip(shape, strides, strict=True)]
     for dim, (size, whole) in enumerate(zip(sizes, shape, strict=True)):
         if size != whole and whole:

@@ -1,8 +1,8 @@
-"""What vendors' simulators share: the library calls Python back to compile, load and run graphs.
+"""What vendors' simulators share: a library that calls Python back to compile, load and run graphs.
 
-A simulator's library is C++ that implements the vendor's interface as far as generated code and the
-driver use it. It records a graph as text, and reaches Python through the functions of
-`callbacks.h`. Nothing may be raised through the library: a failure is a status and a message.
+A simulator's library is C++ that implements those parts of the vendor's interface that generated
+code and the driver use. It records a graph as text, and reaches Python through the functions of
+`callbacks.h`. No exception may pass through the library: a failure is a status and a message.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from dicp.torch_private import disable_current_modes
 HEADER = '#include "callbacks.h"'
 INCLUDED = "included.h"
 HEADER_FLAGS = ("-include", INCLUDED, "-nostdlib")
-"""Arguments of a graph's compilation, with the files of `Headers`. What it needs of the
-standard library is in the process already, by the driver."""
+"""Arguments of a graph's compilation, with the files of `Headers`. The parts of the standard
+library that it needs are in the process already, through the driver."""
 Model = TypeVar("Model")
 
 _BUILD = ctypes.CFUNCTYPE(
@@ -62,15 +62,15 @@ class Refused(Exception):
 
 
 def with_header(*sources: Path) -> str:
-    """Sources of a simulator's library as one, after the text of the header they include."""
+    """Concatenated sources of a simulator's library, after the text of the header they include."""
     header = (Path(__file__).parent / "callbacks.h").read_text()
     return "\n".join([header, *(source.read_text().replace(HEADER, "") for source in sources)])
 
 
 class Headers:
-    """The headers that graphs' sources include, parsed by g++ once for all graphs: most of the time
-    of a small graph's compilation. The first graph does not wait for it: many processes compile
-    only one."""
+    """The headers that graphs' sources include, parsed by g++ once for all graphs: this is most of
+    the time of a small graph's compilation. The first graph does not wait for it: many processes
+    compile only one."""
 
     def __init__(self, target: str) -> None:
         self.target = target
@@ -103,13 +103,13 @@ class Headers:
 
 
 class SimulatorBase(abc.ABC, Generic[Model]):
-    """What runs instead of a device. `counts` has the graphs launched and what else the vendor's
-    simulator counts."""
+    """The simulated device. `counts` has the number of launched graphs and the vendor's own
+    counts."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
         self.counts: Counter[str] = Counter()
         self.options: Any = {}
-        """What the last graph was built with."""
+        """The options that the last graph was built with."""
         self.models: dict[int, Model] = {}
         self._handles = itertools.count()
         self._compiled: dict[str, Model] = {}
@@ -124,15 +124,15 @@ class SimulatorBase(abc.ABC, Generic[Model]):
 
     @abc.abstractmethod
     def compile(self, text: str, options: Any) -> Model:
-        """A recorded graph, checked and made runnable; `options` are None for a built one that is
-        loaded. Raises Refused."""
+        """A recorded graph, checked and made executable; `options` are None for a loaded graph that
+        was built before. Raises Refused."""
 
     @abc.abstractmethod
     def execute(self, model: Model, given: Sequence[Argument], made: Sequence[Argument]) -> None:
         """Run a model on tensors in memory."""
 
     def summary(self, model: Model) -> str:
-        """What the library is told of a compiled graph."""
+        """The description of a compiled graph that the library returns."""
         return ""
 
     def check_load(self, model: Model, with_memory: bool) -> None:
@@ -179,7 +179,7 @@ class SimulatorBase(abc.ABC, Generic[Model]):
 
 
 def guarded(work: Callable[[], int], message: int, room: int) -> int:
-    """`work()`, or a negative status and what went wrong in `message`."""
+    """The result of `work()`, or a negative status and the failure in `message`."""
     try:
         return int(work())
     except Refused as error:
@@ -191,7 +191,7 @@ def guarded(work: Callable[[], int], message: int, room: int) -> int:
 
 
 def tell(text: str, message: int, room: int) -> None:
-    """Leaves a text where the library looks for it."""
+    """Stores a text where the library looks for it."""
     data = text.encode()[: room - 1] + b"\0"
     ctypes.memmove(message, data, len(data))
 
@@ -205,7 +205,7 @@ def memory_of(argument: Argument, dtype: torch.dtype) -> torch.Tensor:
 
 
 def leave(argument: Argument, result: torch.Tensor) -> None:
-    """Copies a result to where its reader expects it.
+    """Copies a result to its reader's memory.
 
     Raises ValueError for memory of another size.
     """

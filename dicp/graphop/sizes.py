@@ -1,4 +1,5 @@
-"""Sizes in generated text: numbers, or expressions over symbols to be filled in for one size."""
+"""Sizes in generated text: numbers, or expressions over symbols that are replaced per set of
+sizes."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ from typing import Any
 from dicp.graphop.assemble import plain_size
 
 _OPEN, _CLOSE = "\x01", "\x02"
-"""Stand around an expression of sizes in a source text."""
+"""Delimiters of an expression of sizes in a source text."""
 
 
 def size_text(size: Any) -> str:

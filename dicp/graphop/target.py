@@ -1,9 +1,10 @@
 """From an FX graph to an executable of vendor graphs, for every target with a graph compiler.
 
-A vendor gives its operators (`make_builder`, `rules`), writes a graph as source (`render_graph`),
-compiles the source (`compile`) and runs what came of it (`launch`). Everything between is here:
-lowering, cutting into graphs, what runs once, shape buckets, and eager calls for what the compiler
-refused. A vendor whose compiler takes no symbolic sizes says so in its facts.
+A vendor provides its operators (`make_builder`, `rules`), writes a graph as source
+(`render_graph`), compiles the source (`compile`) and runs the result (`launch`). Everything between
+is here: lowering, partitioning into graphs, graphs that run once, shape buckets, and eager calls
+for operators that the compiler rejected. A vendor whose compiler takes no symbolic sizes states so
+in its facts.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import abc
 import re
 import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -32,6 +33,7 @@ from dicp.graphop.program import Graph, GraphProgram, Item, Node, Slot, describe
 from dicp.graphop.runtime import GraphExecutable
 from dicp.graphop.sizes import at_sizes
 from dicp.graphop.thresholds import MOST_PADDED
+from dicp.origin import Origin
 from dicp.outline import Outline
 from dicp.rule_errors import raise_run_failure
 from dicp.serialize import evaluate_size
@@ -44,37 +46,44 @@ UNIT = "model"
 Run = Callable[[Sequence[torch.Tensor], Sequence[torch.Tensor]], int]
 """Runs a compiled graph on row-major inputs, into row-major outputs; returns 0 for success.
 
-It raises DeviceError for a failure that it knows; any other status raises RunStatusError.
+It raises DeviceError for a known failure; any other status raises RunStatusError.
 """
 
 
 @dataclass(frozen=True)
 class GraphUnit:
-    """One graph to compile: its source text, and what the compiler is told beside it.
+    """One graph to compile: its source text, and the compiler's options.
 
-    `options` is text of the vendor's own; `written` numbers the inputs that the graph writes to.
+    `options` is text in the vendor's format; `written` numbers the inputs that the graph writes to;
+    `origins` are the user's operators that it computes, for messages.
     """
 
     name: str
     text: str
     options: str = ""
     written: tuple[int, ...] = ()
+    origins: tuple[Origin, ...] = ()
+
+    @classmethod
+    def of(cls, step: Mapping[str, Any], text: str, options: str) -> GraphUnit:
+        """The graph that a serialized step runs."""
+        return cls(step["graph"], text, options, tuple(step["written"]), tuple(step["origins"]))
 
     def at(self, size: Callable[[str], int]) -> GraphUnit:
         """The same graph with its symbolic sizes filled in."""
         text, options = at_sizes(self.text, size), at_sizes(self.options, size)
-        return GraphUnit(self.name, text, options, self.written)
+        return replace(self, text=text, options=options)
 
 
 class GraphTarget(RuleTarget):
     """A target whose vendor compiles graphs of operators."""
 
     writing: Writing | None = None
-    """How results go over inputs; None: they are copied after the graph."""
+    """How results overwrite inputs; None: they are copied after the graph."""
     simulator = "a simulator on the CPU"
-    """What runs the graphs where `simulated` says that no device does, for the warning."""
+    """The simulator's name in the warning, where `simulated` is true."""
     needs_input = False
-    """Whether the vendor's compiler takes no graph without an input."""
+    """Whether the vendor's compiler rejects graphs without inputs."""
 
     # ---- what a vendor gives --------------------------------------------------------------------
 
@@ -88,7 +97,7 @@ class GraphTarget(RuleTarget):
 
     @abc.abstractmethod
     def compile(self, unit: GraphUnit, cache: Cache, config: Config) -> Mapping[str, bytes]:
-        """The files that come of a graph's source.
+        """The files that the compiler writes for a graph's source.
 
         Raises GraphRejectedError with the compiler's message.
         """
@@ -98,13 +107,13 @@ class GraphTarget(RuleTarget):
         """The function that runs a compiled graph, loaded in this process."""
 
     def identity(self, cache: Cache, config: Config) -> Sequence[str]:
-        """What the compiled graphs depend on beside their source: toolchain, chip, options."""
+        """What the compiled graphs depend on besides their source: toolchain, chip, options."""
         return [self.fingerprint(config)]
 
     # ---- what a vendor may override -------------------------------------------------------------
 
     def refuses(self, node: fx.Node, config: Config) -> str:
-        """Why a call runs eagerly though there is a rule for it; empty where it does not."""
+        """Why a call runs eagerly though it has a rule; empty where it does not."""
         return ""
 
     def fuse(
@@ -118,7 +127,7 @@ class GraphTarget(RuleTarget):
         return graph
 
     def mask_padding(self, builder: Builder, items: Sequence[Item]) -> Sequence[Item]:
-        """`items` with operands masked where something works along a padded dimension."""
+        """`items` with operands masked where an operator works along a padded dimension."""
         return items
 
     def bucket_refusal(self, graph: Graph) -> str | None:
@@ -131,11 +140,11 @@ class GraphTarget(RuleTarget):
         return self.render_graph(graph, config), self.graph_options(graph, config)
 
     def graph_options(self, graph: Graph, config: Config) -> str:
-        """What `compile` is told of a graph beside its source."""
+        """The options that `compile` gets for a graph."""
         return ""
 
     def node_names(self, graph: Graph) -> Mapping[Node, str]:
-        """What the compiler's messages call the nodes of a graph."""
+        """The names of a graph's nodes in the compiler's messages."""
         return {}
 
     # ---- lower ----------------------------------------------------------------------------------
@@ -152,7 +161,7 @@ class GraphTarget(RuleTarget):
     def _lower(
         self, gm: fx.GraphModule, context: LowerContext, refused: frozenset[str]
     ) -> GraphProgram:
-        """The program with the nodes in `refused` left to eager."""
+        """The program in which the nodes in `refused` run eagerly."""
         config = context.config
         builder = self.make_builder(_fake_mode(gm), config)
 
@@ -222,14 +231,14 @@ class GraphTarget(RuleTarget):
     ) -> Artifact:
         plain: dict[str, Any] = {"program": program.serialized, "units": {}, "static": {}}
         keys = {}
-        written = _written(program.serialized)
+        steps = _graph_steps(program.serialized)
         for graph in program.graphs:
             if graph.bucket_refusal is None:
                 plain["static"][graph.name] = self.render_static(graph, config)
                 if not self.facts.symbolic_shapes:
-                    continue  # compiled for each bucket, as it occurs
+                    continue  # compiled for each bucket when it occurs
             text, options = source.texts[graph.name], self.graph_options(graph, config)
-            unit = GraphUnit(graph.name, text, options, written[graph.name])
+            unit = GraphUnit.of(steps[graph.name], text, options)
             plain["units"][graph.name] = [text, options]
             try:
                 keys[graph.name] = self._compiled(unit, cache, config).key
@@ -251,7 +260,7 @@ class GraphTarget(RuleTarget):
                 origin = node.origin
                 return GraphRejectedError(
                     error.target, error.message, f"{name} ({node.kind})", origin.op,
-                    origin.user_line, origin.node, describe(node).partition("  #")[0],
+                    origin.user_line, origin.node, describe(node),
                 )  # fmt: skip
         return error
 
@@ -261,18 +270,14 @@ class GraphTarget(RuleTarget):
         if self.simulated(config):
             self.warn_of_simulator(self.simulator)
         plain = artifact.program
-        written = _written(plain["program"])
-        units = {
-            name: GraphUnit(name, text, options, written[name])
-            for name, (text, options) in plain["units"].items()
-        }
-        static = {
-            name: GraphUnit(name, text, options, written[name])
-            for name, (text, options) in plain["static"].items()
-        }
+        steps = _graph_steps(plain["program"])
+        units, static = (
+            {name: GraphUnit.of(steps[name], *texts) for name, texts in plain[kind].items()}
+            for kind in ("units", "static")
+        )
         runs: dict[str, Run] = {}
         for name, unit in units.items():
-            found = cache.get(UNIT, artifact.units[name])  # it may be gone since it was stored
+            found = cache.get(UNIT, artifact.units[name])  # None once it has been evicted
             built = found or self._compiled(unit, cache, config)
             runs[name] = self.launch(unit, built, cache, config)
 
@@ -304,10 +309,10 @@ class GraphTarget(RuleTarget):
         return outline(program, sizes)
 
 
-def _written(program: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
-    """By graph, the inputs that it writes to."""
-    steps = [step for step in (*program["once"], *program["steps"]) if "graph" in step]
-    return {step["graph"]: tuple(step["written"]) for step in steps}
+def _graph_steps(program: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    """Graph -> the step of a serialized program that runs it."""
+    steps = (*program["once"], *program["steps"])
+    return {step["graph"]: step for step in steps if "graph" in step}
 
 
 def _static_slots(lowering: Lowering, context: LowerContext) -> set[Slot]:

@@ -1,10 +1,10 @@
-"""The operators that rules are written with, whatever a vendor calls them.
+"""The vocabulary of abstract graph operators that rules are written with.
 
-A row has an operator's operands in order (`name?` may be left out, `name*` is any number of
-tensors), its results and its attributes. Operands that decide sizes (axes, shapes, begin and end)
-are vectors of integers whose contents are known, or symbolic, while a graph is built. A vendor has
-an operator of the same form, perhaps under another name (`Ops.names`), or makes it from its
-own (`Ops.forms`); what it has not stays with eager.
+A row has an operator's operands in order (`name?` is optional, `name*` is any number of tensors),
+its results and its attributes. Operands that determine sizes (axes, shapes, begin and end) are
+vectors of integers whose contents are known, or symbolic, while a graph is built. A vendor has an
+operator of the same form, perhaps under another name (`Ops.names`), or composes it from its own
+(`Ops.forms`); calls of operators that it lacks run eagerly.
 """
 
 # ruff: noqa: E501
@@ -179,4 +179,4 @@ Unstack: x -> y* | num:Int axis:Int
 """
 
 VOCABULARY: Mapping[str, Prototype] = parse_prototypes("vocabulary", TABLE, {"any": frozenset()})
-"""By name; the dtypes are the vendor's business."""
+"""The prototypes by name; dtypes are checked by the vendor's own prototypes."""

@@ -10,7 +10,6 @@ from typing import Any
 import sympy
 import torch
 
-from dicp.loop.ir import expr as ir
 from dicp.loop.ir.expr import Ref
 from dicp.loop.ir.graph import Call, Requirement
 from dicp.loop.ir.index import Size
@@ -236,6 +235,3 @@ def sources_of(serialized: Mapping[str, Any]) -> dict[str, list[str]]:
     """Kernel name -> its origins as text: operator, graph node, user line."""
     steps = [step for step in reversed(serialized["steps"]) if "kernel" in step]
     return {step["kernel"]: list(map(str, step["origins"])) for step in steps}
-
-
-__all__ = ["LoopProgram", "ProgramBuilder", "ir", "join", "sources_of"]

@@ -210,6 +210,3 @@ class LoopTarget(RuleTarget):
 def _is_on(device: str, other: torch.device) -> bool:
     """Whether a tensor on `other` is on the graph's device; the host has one."""
     return other.type == device if device == HOST else str(other) == device
-
-
-__all__ = ["KernelSources", "LoopTarget"]

@@ -429,5 +429,3 @@ def _through(features: Sequence[Feature], call: Call) -> Any:
 
 
 FRAME = Frame()
-
-__all__ = ["FRAME", "Call", "Feature", "Frame", "Proceed", "ToolMode"]

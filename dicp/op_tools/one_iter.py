@@ -31,8 +31,6 @@ from dicp.op_tools.verdict import COLUMNS, Comparison, as_promised
 from dicp.op_tools.verdict import compare as compare_values
 from dicp.torch_private import any_number_of_compilations
 
-__all__ = ["compare", "diff", "main", "record"]
-
 RESULTS = "one_iter_result"
 _CALL_FILES = ("input", "output", "grad_outputs", "grad_inputs")
 _STEP_FILES = ("weights_before", "parameter_grads", "weights_after")

@@ -56,6 +56,3 @@ def _check_writable(out: Path) -> None:
             out.unlink()
     except OSError as error:
         raise ReportOutputError(out, error.strerror or str(error)) from error
-
-
-__all__ = ["write_report"]

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from dicp.torch_private.symbols import *
 
 _DEFERRED = ("symbols", "guards", "aot", "aot_cache", "dynamo")
-"""The files above that are imported when needed, those first that import less."""
+"""The files above that are imported on demand, in order of increasing imports."""
 
 
 def __getattr__(name: str) -> Any:

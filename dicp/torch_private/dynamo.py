@@ -54,13 +54,13 @@ def shorten_compilations() -> None:
 
 
 def original_module(module: Any) -> Any:
-    """The module that `torch.compile` was given, for the module that it returned."""
+    """The module that `torch.compile` was called with, for the module that it returned."""
     inner = getattr(module, "_orig_mod", None)
     return inner if isinstance(inner, torch.nn.Module) else module
 
 
 def compiled_call(module: Any) -> Any:
-    """What `module.compile()` made of the module's call; None for a module that runs as it is."""
+    """The compiled call of `module.compile()`; None for a module that is not compiled."""
     return module._compiled_call_impl
 
 
@@ -136,7 +136,7 @@ class GraphBreak:
     reason: str
     place: str
     skipped: bool = False
-    """Whether Dynamo gave the whole function up."""
+    """Whether Dynamo skipped the whole function."""
 
     @property
     def is_recurrent(self) -> bool:

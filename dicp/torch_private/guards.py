@@ -8,12 +8,12 @@ from typing import Any, Final
 import torch
 from torch import fx
 from torch._functorch._aot_autograd import autograd_cache
-from torch._guards import TracingContext
 from torch.fx.experimental.symbolic_shapes import SYMPY_INTERP, ShapeEnv, free_symbols
 from torch.utils import _pytree as pytree
 from torch.utils._sympy.printers import PythonPrinter
 
 from dicp.torch_private.releases import release_of
+from dicp.torch_private.tensors import traced_fake_mode
 
 _HINTS: Final = "backed_var_to_val" if release_of(torch.__version__) >= (2, 13) else "var_to_val"
 _hint = getattr(autograd_cache, "guarding_hint_or_throw", None) or autograd_cache.size_hint
@@ -21,8 +21,8 @@ _hint = getattr(autograd_cache, "guarding_hint_or_throw", None) or autograd_cach
 
 def current_shape_env() -> ShapeEnv | None:
     """The symbols and guards of the compilation under way, if any."""
-    context = TracingContext.try_get()
-    return context.fake_mode.shape_env if context is not None and context.fake_mode else None
+    mode = traced_fake_mode()
+    return None if mode is None else mode.shape_env
 
 
 class ShapeFacts:

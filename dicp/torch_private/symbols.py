@@ -83,6 +83,12 @@ def is_plain_symbol(size: Any) -> bool:
     return isinstance(size, torch.SymInt) and bool(size.node.expr.is_Symbol)
 
 
+def symbols_in(values: Any) -> set[Any]:
+    """The symbols of all numbers and tensors in nested values."""
+    leaves = pytree.tree_leaves(values)
+    return {s for x in leaves if isinstance(x, _SYMBOLIC) for s in free_symbols(x)}
+
+
 def depends_on_data(value: Any) -> bool:
     """Whether a value, or a size of a tensor in it, is known only at run time."""
     leaves = pytree.tree_leaves(value)

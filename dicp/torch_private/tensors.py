@@ -30,6 +30,12 @@ def is_tracing() -> bool:
     return TracingContext.try_get() is not None
 
 
+def traced_fake_mode() -> FakeTensorMode | None:
+    """The mode of the fake tensors that PyTorch traces now; None where it does not trace."""
+    context = TracingContext.try_get()
+    return None if context is None else context.fake_mode
+
+
 def version_of(tensor: torch.Tensor) -> int:
     """How often the tensor's memory was written in place; -1 for one that does not count that."""
     return -1 if tensor.is_inference() else int(tensor._version)

@@ -79,6 +79,18 @@ found = registered.dispatcher.compiler._found
 forms = [v for key, v in found.items() if "add" in str(key[0]) and key[1] == (ones.dtype,)]
 assert [len(variants) for variants in forms] == [1], forms
 
+# a given result is not narrowed
+integers = torch.ones(2, dtype=torch.int64, device="dipu")
+for narrowed in (torch.add, torch.ops.aten.lerp):  # compiled, and decomposed
+    given = (integers, 1.5) if narrowed is torch.add else (x[0, :2], x[0, :2], 0.5)
+    for _ in range(2):
+        try:
+            narrowed(*given, out=integers)
+        except RuntimeError as error:
+            assert "cast" in str(error) or "dtype" in str(error), error
+        else:
+            raise AssertionError("a result was narrowed")
+
 # parameters stay the objects that an optimizer holds
 layer = torch.nn.Linear(2, 2)
 weight = layer.weight

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
 
 from dicp.testing import T, op
@@ -111,3 +112,48 @@ CASES = [
 
 def test_op(case: Any, check_op: Any) -> None:
     check_op(case)
+
+
+NOTED: list[tuple[int, float]] = []
+
+
+@torch.library.custom_op("fallback_test::note", mutates_args=())
+def note(x: torch.Tensor, number: int) -> torch.Tensor:
+    NOTED.append((number, float(x.sum())))
+    return x + 1
+
+
+note.register_fake(lambda x, number: torch.empty_like(x))
+note.register_effect(torch.library.EffectType.ORDERED)
+
+
+def test_effects_come_in_order(backend: Any, dynamic: bool) -> None:
+    """PyTorch passes tokens from one such call to the next; kernels run between them."""
+
+    def fn(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        first, second = note(x * 2, 1), note(x.relu() - 1, 2)
+        return note(first * second, 3) * 3, note(x, 4)
+
+    compiled = torch.compile(fn, backend=backend, dynamic=dynamic, fullgraph=True)
+    for rows in (4, 6) if dynamic else (4,):
+        x = torch.randn(rows, 3)
+        NOTED.clear()
+        got, mine = compiled(x), list(NOTED)
+        NOTED.clear()
+        torch.testing.assert_close(got, fn(x))
+        assert [number for number, _ in mine] == [1, 2, 3, 4]
+        torch.testing.assert_close(mine, NOTED)
+
+
+def test_factorizations_refuse_what_eager_refuses(backend: Any, dynamic: bool) -> None:
+    """Their check is a call with an effect, whose result nothing reads."""
+    compiled = torch.compile(
+        lambda x: torch.linalg.inv(x + 1) * 2, backend=backend, dynamic=dynamic
+    )
+    good = 3 * torch.eye(4)
+    torch.testing.assert_close(compiled(good), torch.linalg.inv(good + 1) * 2)
+    with pytest.raises(torch.linalg.LinAlgError, match="singular"):
+        compiled(torch.zeros(4, 4))
+    if backend.is_dicp:  # the report names what is called, not how PyTorch orders it alone
+        nodes = [node.op for report in backend.reports() for node in report.nodes]
+        assert "with_effects(aten._linalg_check_errors.default)" in nodes

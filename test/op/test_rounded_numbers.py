@@ -102,6 +102,6 @@ def test_softshrink_is_decomposed_by_pytorch(backend_name: str) -> None:
 
     x = torch.tensor([0.01, -0.01, 1.0]).bfloat16()
     given = torch.compile(shrink, backend="aot_eager")(x)
-    assert not torch.equal(given, shrink(x)), "PyTorch has mended this: compare with eager"
+    assert not torch.equal(given, shrink(x)), "PyTorch has fixed this: compare with eager"
     torch.compiler.reset()
     assert torch.equal(torch.compile(shrink, backend=backend_name)(x), given)

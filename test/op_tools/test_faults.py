@@ -1,4 +1,4 @@
-"""Every kind of planted fault is found by every tool that can see it, on three targets.
+"""Every kind of planted fault is found by every tool that can see it, on four targets.
 
 Kinds: a wrong rule, a lost dtype, an operator that ignores strides, an overflow in half, a write to
 an input. Tools: autocompare in eager code and in compiled graphs, overflow check, bisection of a
@@ -24,7 +24,7 @@ from dicp.op_tools.script_run import ScriptRun
 
 pytestmark = pytest.mark.sweep
 
-TARGETS = ["cpu", "ascend", "triton"]
+TARGETS = ["cpu", "ascend", "triton", "maca"]
 WRITE = "write to an input"
 WRITER = aten.neg.default
 OPERATORS = {**{kind: next(iter(faults)) for kind, faults in KINDS.items()}, WRITE: WRITER}

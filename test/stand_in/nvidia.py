@@ -22,14 +22,12 @@ def pytest_configure(config: pytest.Config) -> None:
     seen = config.stash[KERNELS] = set()
     compile_for_host = HostCompiler.compile
 
-    def compile_for_both(
-        self: HostCompiler, text: str, names: Sequence[str], sources: Sequence[str]
-    ) -> bytes:
+    def compile_for_both(self: HostCompiler, text: str, names: Sequence[str]) -> bytes:
         new = {name: body for name, body in kernels_of(text).items() if name not in seen}
         for defines in VARIANTS:
             compile_for_nvidia(new, defines)
         seen.update(new)
-        return compile_for_host(self, text, names, sources)
+        return compile_for_host(self, text, names)
 
     patch = pytest.MonkeyPatch()
     config.add_cleanup(patch.undo)

@@ -1,1 +1,1 @@
-"""What the tests of dicp's own passes share."""
+"""Shared code of the tests."""

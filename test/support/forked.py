@@ -1,10 +1,10 @@
-"""Python programs in processes of their own, which find PyTorch imported.
+"""Python programs in processes of their own, in which PyTorch is already imported.
 
 Importing it takes up to six seconds of a processor. A server imports it once and forks a process
-for every program, which sets its arguments, variables, folder and streams, imports all else (dicp
-too) and ends like one that Python starts. Only variables that PyTorch reads when it is imported,
-such as OMP_NUM_THREADS, are the server's. This file is also the server, and the command `python`
-of shell scripts.
+for every program, which sets its arguments, variables, folder and streams, imports everything else
+(dicp too) and ends like a process that Python starts. Only variables that PyTorch reads when it is
+imported, such as OMP_NUM_THREADS, are the server's. This file is also the server, and the command
+`python` of shell scripts.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ COMPILER = (
     "torch._functorch._aot_autograd.autograd_cache", "torch._inductor.output_code", "typer",
     "rich.table", "jinja2", "platformdirs",
 )  # fmt: skip
-"""What a compilation imports of others."""
+"""Third-party modules that a compilation imports."""
 
 
 class Server:
@@ -76,14 +76,14 @@ class Server:
         return done
 
     def close(self) -> None:
-        """End the server; programs that run go on."""
+        """End the server; running programs continue."""
         assert self._process.stdin is not None
         self._process.stdin.close()
         self._process.wait()
         shutil.rmtree(self.socket.parent)
 
     def write_command(self, path: Path) -> None:
-        """A command that shells run in the interpreter's place."""
+        """A command that replaces the interpreter in shell scripts."""
         client = f"{sys.executable} -I -S {__file__} ask {self.socket}"
         path.write_text(f'#!/bin/sh\nexec {client} "$@"\n')
         path.chmod(0o755)
@@ -122,7 +122,7 @@ def _serve(path: str, modules: Sequence[str]) -> None:
     """Answers until the process that started the server ends; returns in programs' processes."""
     for name in modules:
         importlib.import_module(name)
-    gc.freeze()  # programs need not look at these modules when they end
+    gc.freeze()  # programs need not scan these modules when they end
     signal.signal(signal.SIGCHLD, lambda *_: _reap())
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(path)
@@ -140,7 +140,7 @@ def _serve(path: str, modules: Sequence[str]) -> None:
         request = json.loads(lines.readline())
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     if pid := os.fork():
-        with suppress(OSError):  # who asked may have ended
+        with suppress(OSError):  # the client may have ended
             connection.sendall(f"{pid}\n".encode())
             status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
             connection.sendall(f"{status}\n".encode())
@@ -161,7 +161,7 @@ def _serve(path: str, modules: Sequence[str]) -> None:
 
 
 def _status(run: Callable[[], None]) -> int:
-    """What Python ends with where a program returns or raises this."""
+    """The exit status of Python where a program returns or raises this."""
     try:
         run()
     except SystemExit as end:
@@ -181,11 +181,11 @@ def _reap() -> None:
 
 
 def _start(arguments: list[str], cwd: str, env: Mapping[str, str]) -> None:
-    """Runs what Python is given on its command line."""
+    """Run a command line of Python."""
     os.environ.clear()
     os.environ.update(env)
     os.chdir(cwd)
-    for folder in site.getsitepackages():  # packages that were installed since
+    for folder in site.getsitepackages():  # packages that were installed after the server started
         site.addsitedir(folder)
     importlib.invalidate_caches()
     path = [entry for entry in env.get("PYTHONPATH", "").split(os.pathsep) if entry]

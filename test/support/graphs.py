@@ -131,7 +131,7 @@ def capture(
 
 
 def _random_like(value: torch.Tensor, known: Mapping[str, Any]) -> torch.Tensor:
-    """A tensor of the traced shape, where `known` has the sizes that symbols stand for."""
+    """A tensor of the traced shape; `known` maps symbols to sizes."""
     shape = [n if isinstance(n, int) else known[str(n)] for n in value.shape]
     return torch.randn(shape, dtype=value.dtype)
 

@@ -1,4 +1,4 @@
-"""MACA C++ compiled for NVIDIA GPUs, which no machine needs to have."""
+"""MACA C++ compiled for NVIDIA GPUs, on machines without one."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from dicp.vendor.maca.units import UNIT, header_texts, unit_text
 
 ARCH = 90
 VARIANTS = ((), ("-DD_NARROW",), ("-DD_NARROW", "-DD_ALIGNED"))
-"""What launches' kernels rely on: nothing, indices of 32 bits, and aligned tensors, too."""
+"""Assumptions of the launches' kernels: none, 32-bit indices, and aligned tensors, too."""
 
 
 def kernels_of(text: str) -> dict[str, str]:
@@ -26,7 +26,7 @@ def compile_for_nvidia(bodies: Mapping[str, str], defines: tuple[str, ...]) -> N
     """Kernel name -> body through the compatibility header, for waves of 32: by NVRTC, and by nvcc
     where it is installed."""
     unit = unit_text(bodies, {})
-    assert Nvrtc(ARCH, defines).compile(unit, list(bodies), ())
+    assert Nvrtc(ARCH, defines).compile(unit, list(bodies))
     if shutil.which("nvcc") is None:
         return
     with TemporaryDirectory() as folder:

@@ -31,7 +31,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def target(
     folder: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Any]:
-    """A generated target of each family, to be broken."""
+    """A generated target of each family, for tests that break it."""
     name = NAMES[request.param]
     monkeypatch.syspath_prepend(folder / name)
     points = {name: EntryPoint(name, f"{name}_dicp:{name.capitalize()}Target", "dicp.targets")}

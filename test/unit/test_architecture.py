@@ -222,6 +222,12 @@ def no_private_torch(module: Module) -> Breaches:
                 yield f"line {call.lineno}: {value.value!r}"
 
 
+def vars_of(module: Module) -> set[str]:
+    """The names that a module assigns at its top level."""
+    assigned = (node.targets for node in module.tree.body if isinstance(node, ast.Assign))
+    return {t.id for targets in assigned for t in targets if isinstance(t, ast.Name)}
+
+
 def defined_names() -> frozenset[str]:
     """Every name that dicp itself gives to a function, class, variable or attribute."""
     found = set()
@@ -294,6 +300,16 @@ def no_pickle(module: Module) -> Breaches:
             yield f"line {line}: {name}"
 
 
+def no_open_star_import(module: Module) -> Breaches:
+    """`from m import *` also hands on what `m` imports, unless `m` has an `__all__`."""
+    if module.room == "torch_private":  # it hands on PyTorch's names
+        return
+    listed = {".".join(("dicp", *m.name)) for m in MODULES if "__all__" in vars_of(m)}
+    for line, name in imports(module):
+        if name.endswith(".*") and name.removesuffix(".*") not in listed:
+            yield f"line {line}: {name}"
+
+
 def no_global(module: Module) -> Breaches:
     for node in module.nodes:
         if isinstance(node, ast.Global):
@@ -325,6 +341,7 @@ RULES: tuple[Rule, ...] = (
     no_private_attributes,
     no_shell,
     no_pickle,
+    no_open_star_import,
     no_global,
     no_print,
     readable_sizes,
@@ -396,6 +413,7 @@ EXAMPLES: list[tuple[Rule, str, str, str]] = [
     (no_shell, "loop/ir", "import os\nos.system('x')", "os.system"),
     (no_pickle, "loop/ir", "import pickle as p", "pickle"),
     (no_pickle, "loop/ir", "from cloudpickle import loads", "cloudpickle.loads"),
+    (no_open_star_import, "config/__init__", "from dicp.version import *", "dicp.version.*"),
     (no_global, "loop/ir", "def f():\n    global x", "global x"),
     (no_print, "loop/ir", "print('x')", "print"),
     (readable_sizes, "loop/ir", "\n" * 801, "801 lines"),
@@ -423,6 +441,7 @@ ALLOWED: list[tuple[Rule, str, str]] = [
     (no_private_torch, "loop/ir", "import torch\ntorch.Tensor.__add__\nself._x"),
     (no_private_attributes, "loop/ir", "torch.ops.aten._softmax\naten._conj(x)\nx.node.name"),
     (no_shell, "loop/ir", "run(['x'], shell=False)"),
+    (no_open_star_import, "errors/__init__", "from dicp.errors.base import *"),
 ]
 
 

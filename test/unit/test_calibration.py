@@ -15,7 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
-from dicp import explain
+from benchmarks.library_calls import LibraryCalls
+from dicp import Backend, explain
 from dicp.cache import Cache
 from dicp.compare import assert_matches
 from dicp.config import Config
@@ -132,7 +133,7 @@ def test_only_plain_products_follow_the_measured_library(
     """Attention and products with an activation are ours on every machine with wide vectors."""
     found = Verdict(library, 0.9, 1.0, 1.1)  # type: ignore[arg-type]
     monkeypatch.setattr(target, "verdict", lambda cache, which: found)
-    features = "amx_tile avx512f avx512_bf16"
+    features = "avx2 amx_tile avx512f avx512_bf16"
     monkeypatch.setattr(toolchain, "cpu_model", lambda: f"GenuineIntel|a name|{features}")
     target.rules_by.cache_clear()
     inputs = torch.randn(48, 64), torch.randn(128, 64), torch.randn(1, 2, 32, 16)
@@ -173,8 +174,12 @@ def test_tiles_of_bfloat16_follow_what_was_measured(
     assert checks["products in bfloat16, medium"] == str(found)
 
 
-def test_our_tiles_are_compared_with_the_library(tmp_path: Path) -> None:
+def test_our_tiles_are_compared_with_the_library(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     """The routine that is timed computes the product."""
+    if not calibration.has_onednn_linear(torch.bfloat16):
+        monkeypatch.setattr("dicp.vendor.cpu.trial.by_onednn", calibration.by_blas)
     config = Config(cache_dir=tmp_path)
     cache = Cache.open(config)
     trial = Trial(Units.open(config, cache, {}), Libraries())
@@ -186,6 +191,23 @@ def test_our_tiles_are_compared_with_the_library(tmp_path: Path) -> None:
         found = trial.verdict("few rows")
     assert 0 < found.low <= found.median <= found.high
     assert found.library in ("onednn", "own") and "our kernel" in str(found)
+
+
+def test_bfloat16_needs_a_processor_whose_onednn_has_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    x, w, b = (torch.randn(*s).to(torch.bfloat16) for s in ((64, 96), (96, 96), (96,)))
+    monkeypatch.setattr("dicp.vendor.cpu.routines.product.multiplies", lambda *given, **more: False)
+    for supported in {False, calibration.has_onednn_linear(torch.bfloat16)}:
+        monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda s=supported: s)
+        torch._dynamo.reset()
+        run = torch.compile(F.linear, backend=Backend("cpu", cache_dir=tmp_path / str(supported)))
+        run(x, w, b)
+        with LibraryCalls() as calls, torch.no_grad():
+            found = run(x, w, b)
+        (call,) = calls.counts or ("mkldnn",)
+        assert call.startswith("mkldnn" if supported else "aten.addmm")
+        assert_matches(found, F.linear(x, w, b), F.linear(x.double(), w.double(), b.double()))
 
 
 @pytest.mark.parametrize(
@@ -214,11 +236,11 @@ def test_a_kernel_without_tiles_refuses_them() -> None:
 def test_without_wide_vectors_and_slow_blas_all_is_left_to_the_libraries(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    for features, slow in itertools.product(("sse2 avx2", "avx2 avx512f"), (False, True)):
+    for features, slow in itertools.product(("sse2 avx", "avx avx2"), (False, True)):
         monkeypatch.setattr(toolchain, "cpu_model", lambda text=features: f"a|b|{text}")
         target.rules_by.cache_clear()
         rules = target.rules_by(frozenset({"medium"} if slow else ()))
-        assert (rules is target.LIBRARY_RULES) == ("avx512f" not in features and not slow)
+        assert (rules is target.LIBRARY_RULES) == ("avx2" not in features and not slow)
     target.rules_by.cache_clear()
 
 

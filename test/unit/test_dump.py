@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._dynamo.exc import BackendCompilerFailed
 
 from dicp import Backend
 
@@ -46,6 +47,23 @@ def test_forward_and_backward_have_folders_of_their_own(tmp_path: Path) -> None:
     torch.compile(model, backend=compiler)(torch.rand(2, 4)).sum().backward()
     kinds = sorted(path.name.rpartition("_")[2] for path in tmp_path.iterdir())
     assert kinds == ["backward", "forward"]
+
+
+def test_the_whole_log_of_a_failed_compiler_is_written(tmp_path: Path) -> None:
+    compiler = tmp_path / "cxx"
+    compiler.write_text(
+        '#!/bin/sh\n[ "$1" = --version ] && echo failing 1.0 && exit\n'
+        "for k in 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20; do\n"
+        '  echo "x.cpp:$k:1: error: e$k"; echo "note n$k"\ndone\nexit 1\n'
+    )
+    compiler.chmod(0o755)
+    backend = Backend("cpu", dump=tmp_path / "dump", cache=False, cxx=str(compiler))
+    with pytest.raises(BackendCompilerFailed, match="error: e1"):
+        torch.compile(fn, backend=backend)(torch.rand(3, 4))
+    (log,) = (tmp_path / "dump").rglob("*compiler_log.txt")
+    lines = log.read_text().splitlines()
+    assert "compiled from:" in lines and lines.count("x.cpp:20:1: error: e20") == 1
+    assert [f"note n{k}" for k in range(1, 21)] == [x for x in lines if x.startswith("note")]
 
 
 def test_nothing_is_written_unasked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

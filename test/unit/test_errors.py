@@ -32,6 +32,7 @@ from dicp.errors import (
     ModelMismatchError,
     NarrowingError,
     NewVendorError,
+    OperatorLibraryError,
     OperatorNameError,
     OverflowFoundError,
     PrototypeError,
@@ -109,6 +110,12 @@ CASES: list[tuple[DicpError, str]] = [
         "the group 'dicp.devices'; unset the variable for the simulated chip.",
     ),
     (
+        OperatorLibraryError("/chip/liboperators.so", "it has none of diopiAdd, diopiMm"),
+        "The operator library /chip/liboperators.so: it has none of diopiAdd, diopiMm. "
+        "DIPU_WITH_DIOPI_LIBRARY=DISABLE runs without it; dicp/device/native/operator_library.h "
+        "declares what such a library is given.",
+    ),
+    (
         RunFailureError("chip", "graph g0", "KeyError: 'x'", "chip/run.py:7", ["relu at a.py:3"]),
         "target 'chip': the run of graph g0 raises KeyError: 'x', at chip/run.py:7.\n"
         "compiled from:\n  relu at a.py:3\nMend the target there, or report it; until then "
@@ -131,12 +138,12 @@ CASES: list[tuple[DicpError, str]] = [
             "raises KeyError: 'x'",
         ),
         "target 'chip': the rule for aten.relu.default(torch.float32[2, 3]) raises KeyError: 'x'. "
-        "At: a.py:3. Mend the rule, or report it; until then eager_ops='aten.relu.default' "
+        "At: a.py:3. Fix the rule, or report it; until then eager_ops='aten.relu.default' "
         "(DICP_EAGER_OPS) runs the operator eagerly.",
     ),
     (
         TargetFailureError("chip", "render_kernel", "KeyError: 'x'", "chip/kernel.py:7"),
-        "target 'chip': render_kernel raises KeyError: 'x', at chip/kernel.py:7. Mend the target "
+        "target 'chip': render_kernel raises KeyError: 'x', at chip/kernel.py:7. Fix the target "
         "there, or report it; until then on_compile_error='eager' (DICP_ON_COMPILE_ERROR) runs "
         "the model eagerly.",
     ),
@@ -192,7 +199,7 @@ CASES: list[tuple[DicpError, str]] = [
     ),
     (
         InvalidTargetError("x", "pkg:X", ["its name is not a str", "facts are missing"]),
-        "target 'x' (pkg:X) cannot be used: its name is not a str; facts are missing. Mend the "
+        "target 'x' (pkg:X) cannot be used: its name is not a str; facts are missing. Fix the "
         "package that registers it under the entry points `dicp.targets`, or uninstall it.",
     ),
     (
@@ -367,9 +374,16 @@ def test_survives_pickling(error: DicpError) -> None:
     assert str(again) == str(error) and vars(again) == vars(error)
 
 
-def test_every_class_has_a_case() -> None:
-    classes = {c for c in vars(errors).values() if isinstance(c, type) and issubclass(c, DicpError)}
-    assert classes - {DicpError} == {type(error) for error, _ in CASES}
+def _subclasses(of: type) -> set[type]:
+    found = {c for c in of.__subclasses__() if c.__module__.startswith(f"{errors.__name__}.")}
+    return found | {c for each in found for c in _subclasses(each)}
+
+
+def test_every_class_is_exported_and_has_a_case() -> None:
+    classes = {c for c in _subclasses(DicpError) if not c.__name__.startswith("_")}
+    assert classes == {type(error) for error, _ in CASES}
+    assert all(getattr(errors, c.__name__) is c for c in classes)
+    assert not hasattr(errors, "Sequence"), "what the modules import is not exported"
 
 
 def test_python_error_classes_hold() -> None:

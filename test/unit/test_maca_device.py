@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import shutil
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,11 +21,12 @@ from torch._dynamo.exc import BackendCompilerFailed
 from dicp import torch_private
 from dicp.cache import Cache
 from dicp.config import Config
-from dicp.dynamo_bridge.backend import Backend
+from dicp.dynamo_bridge.backend import Backend, target_for_devices
 from dicp.errors import CompilerError, LaunchError, ToolchainError
 from dicp.gpu.launch import Device
 from dicp.gpu.module_driver import ModuleDriver, open_driver
 from dicp.serialize import evaluate_size
+from dicp.target import find_target
 from dicp.vendor.maca import MacaTarget
 from dicp.vendor.maca.builder import Builder, Plan
 from dicp.vendor.maca.facts import LEAST_WAVE
@@ -34,15 +36,21 @@ from dicp.vendor.triton import TritonTarget
 MXCC = """#!/bin/sh
 echo "$@" >> {folder}/commands
 case "$1" in --version) echo "mxcc stand-in 1.0"; exit 0;; esac
-if [ -e {folder}/fail ]; then echo "unit.maca:7:3: error: no such type"; exit 1; fi
+if [ -e {folder}/fail ]; then
+  line=$(grep -n -m1 "$(cat {folder}/fail)" unit.maca | cut -d: -f1)
+  echo "unit.maca:$line:3: error: no such type"; exit 1
+fi
 cat unit.maca > unit.so
 """
 RUNTIME = """
 extern "C" {
 unsigned long seen[8];
-int load_result, launch_result;
+int load_result, function_result, launch_result;
 int mcModuleLoadData(void** module, const char*) { *module = (void*)5; return load_result; }
-int mcModuleGetFunction(void** f, void*, const char*) { *f = (void*)0x123456789abcul; return 0; }
+int mcModuleGetFunction(void** f, void*, const char*) {
+  *f = (void*)0x123456789abcul;
+  return function_result;
+}
 int mcModuleUnload(void*) { return 0; }
 const char* mcGetErrorName(int code) { return code == 719 ? "mcErrorLaunchFailure" : "mcError"; }
 int mcModuleLaunchKernel(void* f, unsigned x, unsigned, unsigned, unsigned threads, unsigned,
@@ -79,16 +87,21 @@ def config_with(folder: Path, **options: Any) -> Config:
 
 
 @pytest.fixture
-def driver(toolkit: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleDriver]:
+def driver(toolkit: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleDriver:
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(torch.cuda, "device", lambda index: contextlib.nullcontext())
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda *index: "MetaX C500")
     monkeypatch.setattr(torch_private, "current_stream", lambda device: 77)
     monkeypatch.setattr(ModuleDriver, "enter", lambda self, device: None)
-    library = ctypes.CDLL(str(toolkit / "lib" / "libmcruntime.so"))
-    yield open_driver(*driver_api(config_with(toolkit)))
-    for name in ("load_result", "launch_result"):
-        ctypes.c_int.in_dll(library, name).value = 0
+    return open_driver(*driver_api(config_with(toolkit)))
+
+
+@pytest.fixture(autouse=True)
+def repaired(toolkit: Path) -> Iterator[None]:
+    """What one test breaks in the toolkit works in the next."""
+    yield
+    for name in ("load_result", "function_result", "launch_result"):
+        set_result(toolkit, name, 0)
     (toolkit / "fail").unlink(missing_ok=True)
 
 
@@ -125,7 +138,9 @@ def test_a_kernel_is_compiled_and_launched_with_addresses_and_sizes(
     segment, (step,) = segment_of(plan, toolkit, tmp_path, driver)
     assert segment.run() == 0
     command = (toolkit / "commands").read_text().splitlines()[-1]
-    for flag in ("-x maca", "--fatbin", "--offload-arch=native", "-O3", "-std=c++17", "-DD_NARROW"):
+    for flag in (
+        "-x maca", "--fatbin", "--offload-arch=native", "-O3", "-fPIC", "-std=c++17", "-DD_NARROW",
+    ):  # fmt: skip
         assert flag in command
     library = ctypes.CDLL(str(toolkit / "lib" / "libmcruntime.so"))
     seen = list((ctypes.c_ulong * 8).in_dll(library, "seen"))
@@ -166,9 +181,19 @@ def test_a_refused_launch_names_kernel_grid_and_status(
     plan = plan_of(lambda x: torch.relu(x) + 1, torch.ones(40, 25), dynamic=True)
     segment, (step,) = segment_of(plan, toolkit, tmp_path, driver)
     set_result(toolkit, "launch_result", 719)
-    threads = LEAST_WAVE * step["launch"]["warps"]
-    wanted = f"(?s){step['kernel']}.*mcErrorLaunchFailure.*blocks of {threads} threads.*aten.relu"
+    blocks = -(-1000 // step["launch"]["axes"]["x"]["block"])
+    shape = f"{blocks} blocks of {LEAST_WAVE * step['launch']['warps']} threads and 0 bytes"
+    wanted = rf"(?s){step['kernel']}.*mcErrorLaunchFailure \(719\), with {shape}.*aten.relu"
     with pytest.raises(LaunchError, match=wanted):
+        segment.run()
+
+
+def test_a_refused_kernel_is_an_error_with_the_status(
+    toolkit: Path, tmp_path: Path, driver: ModuleDriver
+) -> None:
+    segment, _ = segment_of(plan_of(torch.relu, torch.ones(40, 25)), toolkit, tmp_path, driver)
+    set_result(toolkit, "function_result", 719)
+    with pytest.raises(ToolchainError, match=r"mcErrorLaunchFailure \(719\)"):
         segment.run()
 
 
@@ -190,6 +215,56 @@ def test_the_compilers_first_error_names_the_users_line(toolkit: Path, tmp_path:
         Builder(Cache.open(config), config).build(plan.jobs())
 
 
+def test_the_kernel_that_the_compiler_refuses_is_named(toolkit: Path, tmp_path: Path) -> None:
+    plan = plan_of(lambda x, y: (torch.relu(x), y.exp()), torch.ones(40, 25), torch.ones(7))
+    config = config_with(toolkit, cache_dir=tmp_path)
+    relu, exp = sorted(plan.texts, key=lambda name: "exp" in name)
+    (toolkit / "fail").write_text("d_exp(")
+    with pytest.raises(CompilerError, match=rf"(?s)kernel {exp}.*aten\.exp") as caught:
+        Builder(Cache.open(config), config).build(plan.jobs())
+    assert relu not in str(caught.value) and "aten.relu" not in str(caught.value)
+
+
+def test_kernels_are_compiled_once_for_a_compiler_and_an_architecture(
+    toolkit: Path, tmp_path: Path
+) -> None:
+    plan = plan_of(torch.relu, torch.ones(40, 25))
+    compiler = toolkit / "mxgpu_llvm" / "bin" / "mxcc"
+
+    def compilations(**options: Any) -> int:
+        commands = toolkit / "commands"
+        before = len(commands.read_text().splitlines()) if commands.exists() else 0
+        config = config_with(toolkit, cache_dir=tmp_path, **options)
+        Builder(Cache.open(config), config).build(plan.jobs())
+        new = commands.read_text().splitlines()[before:]
+        return sum("--fatbin" in command for command in new)
+
+    assert [compilations(), compilations()] == [1, 0]
+    other = "--offload-arch=xcore1500"
+    assert [compilations(maca_flags=other), compilations(maca_flags=other)] == [1, 0]
+    before = compiler.read_text()
+    compiler.write_text(before.replace("stand-in 1.0", "stand-in 1.1"))
+    assert [compilations(), compilations()] == [1, 0]
+    compiler.write_text(before)
+    assert compilations() == 0
+
+
+def test_a_missing_runtime_library_is_named_with_its_paths(toolkit: Path, tmp_path: Path) -> None:
+    compiler = tmp_path / "mxgpu_llvm" / "bin" / "mxcc"
+    compiler.parent.mkdir(parents=True)
+    shutil.copy(toolkit / "mxgpu_llvm" / "bin" / "mxcc", compiler)
+    backend = Backend("maca", cache=False, runs_on="device", maca_path=str(tmp_path))
+    wanted = rf"{tmp_path}/lib/libmcruntime\.so.*MACA_PATH"
+    with pytest.raises(BackendCompilerFailed, match=wanted):
+        torch.compile(torch.relu, backend=backend)(torch.ones(3))
+
+
+def test_tensors_on_the_host_are_refused_where_the_device_is_asked_for(toolkit: Path) -> None:
+    backend = Backend("maca", cache=False, runs_on="device", maca_path=str(toolkit))
+    with pytest.raises(BackendCompilerFailed, match="Move the model and its inputs.*'cuda'"):
+        torch.compile(torch.relu, backend=backend)(torch.ones(3))
+
+
 def test_a_missing_toolkit_is_named_with_its_path(tmp_path: Path) -> None:
     missing = str(tmp_path / "nowhere")
     wanted = rf"{missing}/mxgpu_llvm/bin/mxcc.*MACA_PATH"
@@ -209,8 +284,34 @@ def test_metax_builds_of_pytorch_prefer_this_target(monkeypatch: pytest.MonkeyPa
     assert MacaTarget().priority > TritonTarget().priority
 
 
+def test_doctor_reports_compiler_library_and_chip(
+    toolkit: Path, driver: ModuleDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    checks = MacaTarget().doctor(config_with(toolkit))
+    assert {c.name: c.detail for c in checks} == {
+        "mxcc": "mxcc stand-in 1.0", "runtime library": "mcModuleLaunchKernel",
+        "device": "MetaX C500",
+    }  # fmt: skip
+    assert all(c.ok for c in checks)
+
+
+def test_dynamo_knows_both_names() -> None:
+    assert {"macagraph", "maca"} <= set(torch.compiler.list_backends())
+
+
+@pytest.mark.parametrize(("version", "chosen"), [("2.6.0+metax3.2", "maca"), ("2.6.0", "triton")])
+def test_the_automatic_backend_takes_the_target_of_pytorchs_build(
+    version: str, chosen: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch, "__version__", version)
+    monkeypatch.setattr(find_target("maca"), "priority", MacaTarget().priority)
+    assert target_for_devices({"cuda"}).name == chosen
+
+
 def test_the_same_operators_are_compiled_as_for_other_gpus() -> None:
     assert MacaTarget.rules is TritonTarget.rules
-    assert MacaTarget.facts.dtypes == TritonTarget.facts.dtypes
-    assert MacaTarget.facts.fusions == TritonTarget.facts.fusions
-    assert MacaTarget.facts.attention == TritonTarget.facts.attention
+    assert MacaTarget.facts == TritonTarget.facts
+    assert MacaTarget.lowering.atomic_dtypes == TritonTarget.lowering.atomic_dtypes
+    for decision in ("decide", "decide_on", "unsupported", "rules_for"):
+        assert getattr(MacaTarget, decision) is getattr(TritonTarget, decision)

@@ -5,6 +5,7 @@ A choice of cases that meets every form of kernel; `test/maca_scripts` runs all 
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -19,11 +20,18 @@ from support.nvidia import VARIANTS, compile_for_nvidia, kernels_of
 from torch import Tensor
 from torch.testing import assert_close
 
+import dicp
 from dicp.dynamo_bridge.backend import Backend
-from dicp.errors import IndexOutOfBoundsError, IntegerDivisionByZeroError, SimulatorWarning
+from dicp.errors import (
+    IndexOutOfBoundsError,
+    IntegerDivisionByZeroError,
+    LaunchError,
+    SimulatorWarning,
+)
 from dicp.target import find_target
 from dicp.testing import BackendUnderTest
-from dicp.vendor.maca.units import UNIT
+from dicp.vendor.maca import simulator
+from dicp.vendor.maca.units import UNIT, header_texts
 
 pytestmark = pytest.mark.sweep
 
@@ -127,6 +135,54 @@ def test_a_division_by_zero_names_operator_and_line(kept: Path) -> None:
         fn(torch.ones(4, dtype=torch.int32), torch.zeros(4, dtype=torch.int32))
 
 
+def test_a_fault_that_the_emulation_finds_names_kernel_operator_and_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Waves of a row do not wait for each other's sums."""
+    texts = dict(header_texts())
+    stored = "room[d_thread() / D_WAVE] = x;\n"
+    waits = f"{stored}    d_barrier();\n"
+    assert waits in texts["device.h"]
+    texts["device.h"] = texts["device.h"].replace(waits, stored)
+    monkeypatch.setattr(simulator, "header_texts", lambda: texts)
+    fn = compiled(lambda x: x.sum(-1), tmp_path)
+    wanted = r"(?s)kernel sum_\w+ cannot be run: a race: thread \d.*aten\.sum.*test_maca_ops\.py:\d"
+    with pytest.raises(LaunchError, match=wanted):
+        fn(torch.ones(4, 5000))
+
+
+def test_dtypes_without_kernels_run_eagerly_with_the_reason(kept: Path) -> None:
+    def fn(x: Tensor) -> Tensor:
+        return (x.to(torch.uint16) ^ 3).float() + 1
+
+    x = torch.arange(8.0)
+    assert torch.equal(compiled(fn, kept)(x), fn(x))
+    report = dicp.explain(fn, x, backend="maca")
+    reasons = {n.op: n.reason for r in report.reports for n in r.nodes if n.decision == "eager"}
+    assert "aten.bitwise_xor.Scalar" in reasons and "aten.add.Tensor" not in reasons
+    assert set(reasons.values()) == {"dtype torch.uint16 is not generated for maca"}
+    assert "dtype torch.uint16 is not generated for maca" in str(report)
+
+
+def test_profiles_and_explanations_name_operators_and_lines(kept: Path, tmp_path: Path) -> None:
+    def fn(x: Tensor) -> Tensor:
+        return torch.softmax(x * 2, -1).sum(0)
+
+    x = torch.randn(16, 16)
+    run = compiled(fn, kept)
+    run(x)
+    with torch.profiler.profile(record_shapes=True) as profile:
+        run(x)
+    profile.export_chrome_trace(str(tmp_path / "trace.json"))
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    kernels = [e["args"] for e in events if "operators" in e.get("args", {})]
+    named = " ".join(kernel["operators"] for kernel in kernels)
+    assert "softmax" in named and "sum" in named
+    assert all("test_maca_ops.py" in kernel["source"] for kernel in kernels)
+    text = str(dicp.explain(fn, x, backend="maca"))
+    assert "kernel " in text and "aten._softmax.default" in text and "test_maca_ops.py:" in text
+
+
 LIBRARY_CALLS: dict[str, Callable[[Tensor], Any]] = {
     "singular values": lambda x: torch.linalg.svdvals(x),
     "factors": lambda x: torch.linalg.qr(x)[1],
@@ -169,3 +225,6 @@ def test_doctor_says_what_runs_in_the_place_of_the_chip() -> None:
     checks = {c.name: c for c in target.doctor(Config.from_env({}, target.options))}
     assert "/opt/maca" in checks["mxcc"].detail and "MACA_PATH" in checks["mxcc"].fix
     assert checks["simulator"].ok and checks["build"].ok
+    asked = Config.from_env({}, target.options).with_options({"runs_on": "device"})
+    checks = {c.name: c for c in target.doctor(asked)}
+    assert not any(checks[name].ok for name in ("mxcc", "runtime library", "simulator"))

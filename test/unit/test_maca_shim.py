@@ -11,7 +11,7 @@ import pytest
 
 from dicp import toolchain as host
 from dicp.config import Config
-from dicp.vendor.maca.simulator import host_compiler
+from dicp.vendor.maca.simulator import ERRORS, host_compiler
 from dicp.vendor.maca.target import MacaTarget
 from dicp.vendor.maca.units import TARGET
 
@@ -76,6 +76,14 @@ WRONG = {
     "a_block_reads_of_another": 20, "past_the_wave": 21, "too_many_threads": 22,
 }  # fmt: skip
 """Name of a kernel -> the first element of `status`."""
+SAID = {
+    "all_write_one": "thread 1 accesses element 1 of an array in shared memory that another",
+    "past_shared_memory": "thread 63 accesses element 63 of 63 in shared memory",
+    "blocks_write_one": "block 1 accesses an element of global memory that another block writes",
+    "past_the_wave": "an exchange with lane 64 of a wave of 64",
+    "too_many_threads": "a block of 2048 threads; the most are 1024",
+}  # fmt: skip
+"""Name of a kernel -> what its error says."""
 GROUPS = (1, 2, 16, 32, 64, 128, 256)
 GROUPED = {
     "sum": "x = d_reduce<d_op_sum, {0}>(x, room);",
@@ -111,15 +119,19 @@ class Emulation:
         text, names = source()
         config = Config.from_env({}, MacaTarget.options)
         compiler = host_compiler(config.with_options(options, vendor=MacaTarget.options))
-        content = compiler.compile(text, names, [])
+        content = compiler.compile(text, names)
         self.library = host.load_content(TARGET, content, [f"{n}_run" for n in names])
 
-    def run(self, name: str, values: np.ndarray) -> int:
-        """Runs a kernel on `values` in place; returns the first element of its status."""
+    def status(self, name: str, values: np.ndarray) -> list[int]:
+        """Runs a kernel on `values` in place; returns its status."""
         status = (ctypes.c_int64 * 4)()
         args = (ctypes.c_void_p * 1)(values.ctypes.data)
         self.library[f"{name}_run"](args, None, status)
-        return int(status[0])
+        return list(status)
+
+    def run(self, name: str, values: np.ndarray) -> int:
+        """As `status`; returns its first element."""
+        return self.status(name, values)[0]
 
 
 @pytest.fixture(scope="module")
@@ -135,13 +147,13 @@ def any_wave(request: pytest.FixtureRequest) -> Iterator[Emulation]:
 
 @pytest.mark.parametrize("name", WRONG)
 def test_what_is_wrong_is_found(name: str, checked: Emulation) -> None:
-    assert checked.run(name, np.zeros(2048, np.int64)) == WRONG[name]
+    status = checked.status(name, np.zeros(2048, np.int64))
+    assert status[0] == WRONG[name]
+    assert SAID.get(name, "") in ERRORS[status[0]].format(*status)
 
 
 def test_every_error_has_a_test() -> None:
-    from dicp.vendor.maca.simulator import ERRORS
-
-    assert set(WRONG.values()) == set(ERRORS)
+    assert set(WRONG.values()) == set(ERRORS) == {WRONG[name] for name in SAID} | {16, 17}
 
 
 def test_threads_wait_for_each_other(checked: Emulation) -> None:

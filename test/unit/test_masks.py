@@ -11,7 +11,7 @@ from recorder import Recorder, record
 from support.graphs import capture
 from torch import Tensor, fx
 
-from dicp.dynamo_bridge.attention.mask_values import numbers_of, survives
+from dicp.dynamo_bridge.attention.mask_values import is_roundable, numbers_of
 
 
 def qkv(columns: int = 6, grad: bool = True) -> list[Tensor]:
@@ -86,5 +86,5 @@ def test_masks_of_integers_are_not_taken_for_zeros_and_ones(
     (graph,) = capture(mask, torch.ones(6, 6, dtype=test))
     (bias,) = graph.gm.graph.output_node().all_input_nodes
     for dtype in (torch.bfloat16, torch.float16):
-        assert survives(bias, dtype) == (dtype in kept)
+        assert is_roundable(bias, dtype) == (dtype in kept)
     assert (numbers_of(bias) is None) == (test != torch.bool)

@@ -48,6 +48,7 @@ CASES = {
     "matmul": (lambda x, y: torch.relu(x @ y.t()), None),
     "pad": (lambda x, y: F.pad(x, (1, 2)).relu() + 1, None),
     "diagonal": (lambda x, y: torch.diagonal(x) * 2, None),
+    "positions": (lambda x, y: x + torch.arange(x.shape[1]) + torch.linspace(0, 1, 8), None),
     "sort": (lambda x, y: torch.sort(x * 2)[0] + 1, 1),
 }
 for name in sys.argv[1:]:

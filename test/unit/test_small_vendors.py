@@ -70,7 +70,7 @@ def test_gradients_where_one_of_a_pair_is_eager(
     def results(function: Any, wide: bool = False) -> list[torch.Tensor]:
         leaves = [(t.double() if wide else t.clone()).requires_grad_() for t in (x, w)]
         out = function(*leaves)
-        seed = torch.linspace(-1, 1, out.numel(), dtype=torch.float64).reshape(out.shape)
+        seed = torch.linspace(-1, 2, out.numel(), dtype=torch.float64).reshape(out.shape)
         return [out, *torch.autograd.grad((out * seed.to(out.dtype)).sum(), leaves)]
 
     eager, exact = results(fn), results(fn, wide=True)

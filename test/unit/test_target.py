@@ -144,8 +144,8 @@ def test_the_option_target_chooses_for_dicp(monkeypatch: pytest.MonkeyPatch) -> 
     install(monkeypatch, a=chip("a", device_type="cpu"), b=chip("b", device_type="cpu"))
     gm = torch.fx.symbolic_trace(lambda x: x + 1)
     monkeypatch.setenv("DICP_TARGET", "b")
-    assert Backend()._chosen(gm, [torch.ones(2)], {})[0].name == "b"
-    assert Backend()._chosen(gm, [torch.ones(2)], {"target": "a"})[0].name == "a"
+    assert Backend()._target_and_config(gm, [torch.ones(2)], {})[0].name == "b"
+    assert Backend()._target_and_config(gm, [torch.ones(2)], {"target": "a"})[0].name == "a"
 
 
 def test_options_of_a_target_are_read_checked_and_part_of_the_key() -> None:

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
+from collections.abc import Sequence
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
+from torch._dynamo.exc import BackendCompilerFailed
 
+from dicp import Backend
+from dicp import toolchain as host
 from dicp.config import Config
 from dicp.errors import CompilerError, SerialWarning, ToolchainError
 from dicp.toolchain import COMPILERS
@@ -90,13 +97,32 @@ def test_shared_object_is_built_and_nothing_is_left_behind(
 
 
 def test_first_errors_are_shown_of_many() -> None:
-    text = "\n".join(f"int f{k}() {{ return nothing{k}; }}" for k in range(40))
+    text = "// a remark\n" + "\n".join(f"int f{k}() {{ return nothing{k}; }}" for k in range(40))
     with pytest.raises(CompilerError) as caught:
         compile_shared(find_toolchain(Config()), {"a.cpp": text}, "a.cpp")
     message = str(caught.value)
     assert "nothing0" in message and "nothing30" not in message
     assert "nothing30" in caught.value.diagnostics
     assert "and 37 more" in message
+    assert "compiled from" not in message, "a comment in the text is no origin"
+
+
+@pytest.mark.parametrize("target", ["cpu", "ascend", "tops"])
+def test_a_compiler_error_names_the_operators(target: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    compile_host = host.compile_shared
+
+    def failing(*args: Any, sources: Sequence[str] = (), **options: Any) -> bytes:
+        if sources:
+            raise CompilerError(target, ["cxx"], "error: no", sources)
+        return compile_host(*args, sources=sources, **options)
+
+    monkeypatch.setattr(host, "compile_shared", failing)
+    fn = torch.compile(lambda x: torch.relu(x).exp(), backend=Backend(target, cache=False))
+    with pytest.raises(BackendCompilerFailed) as caught:
+        fn(torch.ones(3))
+    sources = caught.value.inner_exception.kernel_sources
+    names = [re.sub(r" at .*test_toolchain.py:\d+$", "", source) for source in sources]
+    assert names == ["aten.relu.default (relu)", "aten.exp.default (exp)"]
 
 
 def test_compiler_that_succeeds_without_output(tmp_path: Path) -> None:

@@ -602,7 +602,7 @@ def test_inputs_on_another_kind_of_device_are_refused_by_name() -> None:
     with pytest.raises(DeviceMovedError, match=r"on cuda:0 \(x_1\) and xpu:0 \(y_1\)\. Move"):
         backend(gm, on_devices("cuda:0", "xpu:0"))
     for host in ("cpu", "number"):
-        target, _ = backend._chosen(gm, on_devices("cuda:0", host), {})
+        target, _ = backend._target_and_config(gm, on_devices("cuda:0", host), {})
         assert target.name == "triton"
 
 

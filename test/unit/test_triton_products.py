@@ -284,9 +284,7 @@ def test_the_fastest_kernel_wins_and_the_outcome_is_kept(
     assert autotuner(other, "another chip").choose(product) is None and other.results
 
 
-def test_contestants_compute_the_same(
-    autotuner: Callable[..., Autotuner], product: Product
-) -> None:
+def test_candidates_compute_the_same(autotuner: Callable[..., Autotuner], product: Product) -> None:
     torch.manual_seed(0)
     watch = Stopwatch(1.0, 2.0)
     arena = autotuner(watch)
@@ -304,7 +302,7 @@ def test_contestants_compute_the_same(
         torch.testing.assert_close(result, first)
 
 
-def test_a_contest_leaves_the_programs_random_numbers_alone(
+def test_tuning_leaves_the_programs_random_numbers_alone(
     autotuner: Callable[..., Autotuner], product: Product
 ) -> None:
     before = torch.get_rng_state()
@@ -312,7 +310,7 @@ def test_a_contest_leaves_the_programs_random_numbers_alone(
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_sums_in_parts_take_part_in_the_contest(autotuner: Callable[..., Autotuner]) -> None:
+def test_split_k_tilings_are_tuned_too(autotuner: Callable[..., Autotuner]) -> None:
     torch.manual_seed(0)
     product = product_of(lambda a, b: F.relu(a @ b), make(4, 4096), make(4096, 32))
     watch = Stopwatch(10.0, *[9.0] * 30)

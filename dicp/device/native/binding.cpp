@@ -542,6 +542,18 @@ PYBIND11_MODULE(dicp_device_native, m) {
       .def("on_host", py::overload_cast<const at::Tensor&>(&HostCall::on_host))
       .def("on_device", py::overload_cast<const at::Tensor&>(&HostCall::on_device))
       .def("write_back", &HostCall::write_back);
+  py::class_<LibraryCall>(m, "LibraryCall")
+      .def(py::init<int>())
+      .def("handle", [](LibraryCall& call, const at::Tensor& tensor) {
+        check_memory(tensor);
+        return reinterpret_cast<uintptr_t>(call.hold(tensor));
+      })
+      .def_property_readonly("context", [](LibraryCall& call) {
+        return reinterpret_cast<uintptr_t>(&call);
+      })
+      .def("check", [](LibraryCall& call) {
+        if (call.failure) std::rethrow_exception(call.failure);
+      });
   py::class_<HostMemory>(m, "HostMemory")
       .def(py::init<int>())
       .def("__enter__", &HostMemory::enter)

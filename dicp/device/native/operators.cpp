@@ -74,6 +74,8 @@ bool on_this_kind(const at::Tensor& tensor) {
   return tensor.defined() && tensor.device().type() == kType;
 }
 
+}  // namespace
+
 void check_memory(const at::Tensor& tensor) {
   const auto needed = extent_bytes(tensor);
   const auto start = size_t(tensor.storage_offset()) * tensor.element_size();
@@ -83,8 +85,6 @@ void check_memory(const at::Tensor& tensor) {
               " bytes, it needs ", start + needed, ")",
               lost_block(tensor.storage().unsafeGetStorageImpl()));
 }
-
-}  // namespace
 
 // ---- host views -----------------------------------------------------------------------------------
 

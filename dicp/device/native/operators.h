@@ -4,6 +4,8 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/stack.h>
 
+#include <deque>
+#include <exception>
 #include <memory>
 #include <string>
 #include <vector>
@@ -96,6 +98,21 @@ bool signature(const torch::jit::Stack& stack, size_t first, std::string& key);
 bool run_plan(const std::shared_ptr<Plan>& plan, const c10::OperatorHandle& op,
               torch::jit::Stack* stack);
 
+// A call of a function of a vendor's operator library: the context that its callbacks are given.
+struct LibraryCall {
+  explicit LibraryCall(int device) : device(device) {}
+  // The tensor's address, which is its handle; the call keeps the tensor.
+  const at::Tensor* hold(const at::Tensor& tensor) {
+    tensors.push_back(tensor);
+    return &tensors.back();
+  }
+  int device;
+  std::deque<at::Tensor> tensors;
+  std::exception_ptr failure;  // of a callback
+};
+
+// Raises where the tensor's memory was freed.
+void check_memory(const at::Tensor& tensor);
 // False where the memory has gaps or overlaps.
 bool fill_with_zeros(const at::Tensor& self);
 void copy_from(const at::Tensor& from, const at::Tensor& to, bool non_blocking);

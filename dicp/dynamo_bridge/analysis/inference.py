@@ -1,8 +1,8 @@
 """Shapes, dtypes and strides of new or changed nodes, by running them on fake tensors.
 
 PyTorch's fake tensors implement every operator's shape, dtype and stride rule, symbolic sizes
-included, so dicp has no such rules. A pass asks for the nodes that it made or changed, and only
-those and the nodes that depend on them are run.
+included, so dicp has no such rules. A pass names the nodes that it added or changed; only
+these and the nodes that depend on them are run.
 """
 
 from __future__ import annotations
@@ -152,11 +152,6 @@ _FIRST_FOLLOWS = frozenset({
 """Operators whose first result has the memory format of their first argument."""
 
 
-def follows_format(target: Any) -> bool:
-    """Whether the operator is pointwise: the result has the common format of its operands."""
-    return torch.Tag.pointwise in getattr(target, "tags", ())
-
-
 def _is_image(node: fx.Node) -> bool:
     value = node.meta.get("val")
     return isinstance(value, torch.Tensor) and value.dim() >= 4
@@ -172,7 +167,7 @@ class Propagation:
         self._position: dict[fx.Node, int] = {}
         self._old = dict(old)
         self._restored: dict[fx.Node, fx.Node] = {}
-        self._remade: set[fx.Node] = set()
+        self._recomputed: set[fx.Node] = set()
 
     def run(self, dirty: Iterable[fx.Node]) -> list[fx.Node]:
         roots = list(dirty)
@@ -238,8 +233,8 @@ class Propagation:
         sources = [source for source in node.all_input_nodes if _is_image(source)]
         if node.target in _FIRST_FOLLOWS:
             sources = sources[:1]
-        elif not follows_format(node.target):
-            return None
+        elif torch.Tag.pointwise not in getattr(node.target, "tags", ()):
+            return None  # a pointwise result has the common format of its operands
         shape = shape_of(out)
         values = [source.meta["val"] for source in sources]
         if any(value.dim() == 4 and shape_of(value) != shape for value in values):
@@ -252,12 +247,12 @@ class Propagation:
         return node.meta["val"]
 
     def _restore_viewed(self, view: fx.Node) -> None:
-        """Give the operator that made `view` the inputs it was traced with, once."""
+        """Give the producer of `view` the inputs it was traced with, once."""
         source = view.args[0]
         if view.target is not operator.getitem or not isinstance(source, fx.Node):
             self._restore_inputs(view)
-        elif source not in self._remade:
-            self._remade.add(source)
+        elif source not in self._recomputed:
+            self._recomputed.add(source)
             self._restore_inputs(source)
             self._inference.infer(source)
             for user in source.users:
@@ -270,19 +265,19 @@ class Propagation:
 
     def _as_traced(self, before: fx.Node, source: fx.Node) -> fx.Node:
         """`source` with the strides it was traced with: a copy, or where no copy has such strides,
-        what computes it again from inputs as they were traced."""
+        its computation repeated from inputs as they were traced."""
         old = self._old.get(source)
         if old is None or difference(old, source.meta["val"]) is None:
             return source
         if source not in self._restored:
             if isinstance(old, torch.Tensor) and is_dense(old):
-                made = self._inference.restride(before, source, old)
+                traced = self._inference.restride(before, source, old)
             else:
                 args, kwargs = map_arg(
                     (source.args, source.kwargs), lambda each: self._as_traced(before, each)
                 )
-                made = self._inference.emit(before, source.target, args, kwargs, (source,))  # type: ignore[arg-type]
-            self._restored[source] = made
+                traced = self._inference.emit(before, source.target, args, kwargs, (source,))  # type: ignore[arg-type]
+            self._restored[source] = traced
         return self._restored[source]
 
     def _contiguous(self, view: fx.Node) -> fx.Node:

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from torch import fx
 
 STATIC = "dicp_static"
-"""Key in `node.meta` of a value that depends on parameters alone: computed once where kept."""
+"""Key in `node.meta` of a value that depends on parameters alone, which a target may cache."""
 
 
 def static_nodes(gm: fx.GraphModule, static_inputs: Iterable[int]) -> set[fx.Node]:

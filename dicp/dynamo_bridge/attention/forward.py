@@ -1,4 +1,4 @@
-"""One call of fused attention, as the target's facts state it for the device of the tensors.
+"""A call of fused attention, by the operators that the target's facts name for the device.
 
 Where they state several operators, PyTorch decides which of these takes the tensors and what must
 be padded or copied for it: this module runs `scaled_dot_product_attention` on the graph's fake
@@ -35,7 +35,7 @@ class Call:
 
 
 @dataclass(frozen=True, eq=False)
-class _Ran:
+class _RecordedCall:
     """One operator call that PyTorch ran, with its result."""
 
     op: Any
@@ -47,7 +47,7 @@ class _Ran:
 class _Recorder(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
-        self.ran: list[_Ran] = []
+        self.ran: list[_RecordedCall] = []
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
@@ -55,7 +55,7 @@ class _Recorder(TorchDispatchMode):
         kwargs = dict(kwargs or {})
         result = func(*args, **kwargs)
         if any(isinstance(x, torch.Tensor) for x in pytree.tree_leaves(result)):
-            self.ran.append(_Ran(func, args, kwargs, result))
+            self.ran.append(_RecordedCall(func, args, kwargs, result))
         return result
 
 
@@ -78,7 +78,7 @@ def inference_attention(
     if not any(step.op in operators for step in ran):
         return None
     known = {id(value): node for value, node in zip(values, nodes, strict=True)}
-    return known.get(id(result)) if _written(rw, ran, known) else None
+    return known.get(id(result)) if _emit_calls(rw, ran, known) else None
 
 
 def _call(
@@ -88,7 +88,7 @@ def _call(
     return rw(op, q, k, v, call.dropout_p, call.causal, scale=call.scale, **options)
 
 
-def _run(values: list[Any], call: Call) -> tuple[list[_Ran], Any]:
+def _run(values: list[Any], call: Call) -> tuple[list[_RecordedCall], Any]:
     """The operators that PyTorch runs for the fake q, k, v and optional mask, and the result."""
     grouped = expression_of(values[0].shape[1]) != expression_of(values[1].shape[1])
     recorder = _Recorder()
@@ -129,7 +129,7 @@ def training_attention(
     if at is None or any(id(x) in inputs for s in (*ran[:at], *ran[at + 1 :]) for x in s.args):
         return None
     known = {id(value): node for value, node in zip(values, nodes, strict=True)}
-    if not _written(rw, [*ran[:at], _with_sums(ran[at])], known):
+    if not _emit_calls(rw, [*ran[:at], _with_log_sum_exp(ran[at])], known):
         return None
     made = known[id(ran[at].result[0])].args[0]
     assert isinstance(made, fx.Node)
@@ -144,7 +144,7 @@ def _gives_mask_gradient(attention: FusedAttention, q: Any, k: Any) -> bool:
     return fits and bool(heads * rows * (k.shape[2] + 16) < 2**31)
 
 
-def _with_sums(step: _Ran) -> _Ran:
+def _with_log_sum_exp(step: _RecordedCall) -> _RecordedCall:
     """The call as in training, where the operator also returns the log-sum-exp of the rows."""
     names = [argument.name for argument in schema_of(step.op).arguments]
     if "compute_log_sumexp" not in names:
@@ -204,7 +204,7 @@ def _sizes(tensors: Iterable[fx.Node]) -> dict[Any, tuple[fx.Node, int]]:
     return {expression_of(s): (n, k) for n in tensors for k, s in enumerate(value_of(n).shape)}
 
 
-def _written(rw: Rewriter, ran: list[_Ran], known: dict[int, fx.Node]) -> bool:
+def _emit_calls(rw: Rewriter, ran: list[_RecordedCall], known: dict[int, fx.Node]) -> bool:
     """Writes the operators into the graph and the nodes of their tensors into `known`.
 
     Returns whether every operator could be written.

@@ -12,7 +12,7 @@ from torch import fx
 from dicp.dtypes import converted
 from dicp.dynamo_bridge.analysis.constants import cast_source, uniform_value
 from dicp.dynamo_bridge.analysis.values import sizes_of, value_of
-from dicp.dynamo_bridge.thresholds import MOST_EVALUATED, MOST_NUMBERS
+from dicp.dynamo_bridge.thresholds import MOST_EVALUATED, MOST_MASK_NODES, MOST_NUMBERS
 from dicp.effects import is_pure
 from dicp.torch_private import HOST, disable_current_modes
 
@@ -30,19 +30,19 @@ _Numbers: TypeAlias = frozenset[float] | None
 _MASK_KIND = "dicp_mask_kind"
 
 
-def leaves_a_key(bias: fx.Node) -> bool:
+def has_finite_entry(bias: fx.Node) -> bool:
     """Whether every row provably has an entry above -inf."""
     written = _numbers(bias, lambda leaf: None)
     finite = written is not None and all(map(math.isfinite, written))
     return finite or _kind(bias) in ("causal", "alive")
 
 
-def keeps_a_key(bias: fx.Node) -> bool:
+def has_visible_key(bias: fx.Node) -> bool:
     """Whether every row provably has a key that neither -inf nor a number below HUGE hides."""
     return _kind(bias) in ("causal", "alive")
 
 
-def survives(bias: fx.Node, dtype: torch.dtype) -> bool:
+def is_roundable(bias: fx.Node, dtype: torch.dtype) -> bool:
     """Whether a mask rounded to the narrower `dtype` hides the same keys and adds the same numbers.
 
     True only for few known numbers that `dtype` holds exactly, except at most one that hides keys.
@@ -81,7 +81,7 @@ def _numbers(node: Any, leaf: Callable[[fx.Node], _Numbers]) -> _Numbers:
         chosen = [_numbers(source, leaf)]
     else:
         chosen = [leaf(node)]
-    return _held(chosen, value_of(node).dtype)
+    return _converted_union(chosen, value_of(node).dtype)
 
 
 def _same_numbers(node: fx.Node) -> fx.Node | None:
@@ -90,7 +90,7 @@ def _same_numbers(node: fx.Node) -> fx.Node | None:
     return source if isinstance(source, fx.Node) else None
 
 
-def _held(chosen: list[_Numbers], dtype: torch.dtype) -> _Numbers:
+def _converted_union(chosen: list[_Numbers], dtype: torch.dtype) -> _Numbers:
     """The union of the numbers, converted to `dtype`; None if some are not known."""
     numbers = [None if some is None else {converted(x, dtype) for x in some} for some in chosen]
     if any(some is None or None in some for some in numbers):
@@ -182,7 +182,7 @@ def _constant(node: Any, known: dict[fx.Node, torch.Tensor | None]) -> torch.Ten
     if not all(isinstance(size, int) for size in value.shape) or value.numel() > MOST_EVALUATED:
         return None
     inputs = {source: _constant(source, known) for source in node.all_input_nodes}
-    if any(tensor is None for tensor in inputs.values()) or len(known) > 64:
+    if any(tensor is None for tensor in inputs.values()) or len(known) > MOST_MASK_NODES:
         return None
 
     def on_host(leaf: Any) -> Any:

@@ -165,12 +165,12 @@ def is_attention(match: Match, context: PassContext) -> bool:
     return (
         attention is not None
         and _mask_fits(match, attention)
-        and _drops_alike(match, context)
+        and _dropout_is_supported(match, context)
         and all(_is_scale(match.bound.get(name)) for name in ("scale", "inverse"))
     )
 
 
-def _drops_alike(match: Match, context: PassContext) -> bool:
+def _dropout_is_supported(match: Match, context: PassContext) -> bool:
     """Whether there is no dropout, or the fused operators support it."""
     dropout_p = match.bound.get("dropout_p")
     if dropout_p is None:

@@ -1,4 +1,4 @@
-"""The fused attention call that replaces a match: operands, mask and scale as it takes them."""
+"""The fused attention call that replaces a match: its operands, mask and scale."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from dicp.dynamo_bridge.analysis.constants import permutation_of, uniform_value
 from dicp.dynamo_bridge.analysis.values import same_sizes, sizes_of, value_of
 from dicp.dynamo_bridge.attention.forward import Call, attention_on, inference_attention
 from dicp.dynamo_bridge.attention.mask_values import (
+    has_finite_entry,
+    has_visible_key,
     is_causal_mask,
-    keeps_a_key,
-    leaves_a_key,
+    is_roundable,
     numbers_of,
-    survives,
 )
 from dicp.dynamo_bridge.fuse.engine import Rewriter
 from dicp.dynamo_bridge.fuse.terms import Match, copy_source, reshape_source
@@ -72,7 +72,7 @@ def fused(
     if added is None:
         return None
     call = Call(added.causal, factor, dropout_p or 0.0)
-    out = inference_attention(rw, q, k, v, as_taken(rw, added.bias, q), call)
+    out = inference_attention(rw, q, k, v, as_required(rw, added.bias, q), call)
     safe = any(node.target is aten._safe_softmax.default for node in rw.match.nodes)
     if out is not None and added.may_hide_all and added.bias is not None and not safe:
         out = nan_where_masked(rw, out, added.bias)
@@ -98,28 +98,28 @@ def operands(
 
 
 @dataclass(frozen=True, eq=False)
-class Added:
+class ScoreMask:
     """What is added to the scores: a tensor in four dimensions, or the causal mask as a flag."""
 
     bias: fx.Node | None
     causal: bool
     may_hide_all: bool
     """Whether some row may have -inf added to every score."""
-    keeps_a_key: bool = True
-    """Whether every row is known to have a key that neither -inf nor a number below HUGE hides."""
+    has_visible_key: bool = True
+    """Whether every row provably has a key that neither -inf nor a number below HUGE hides."""
 
 
 def mask_of(
     rw: Rewriter, found: tuple[fx.Node, fx.Node, fx.Node]
-) -> Added | None:  # fmt: skip
+) -> ScoreMask | None:  # fmt: skip
     """The mask of a fused call; None where rounding it to the queries' dtype changes its effect."""
     q, k, _ = found
     bias = _as_bias(rw, q)
     if bias is None or is_causal_mask(bias, q, k):
-        return Added(None, bias is not None, False)
-    if _narrower(rw, bias, q) and not survives(bias, value_of(q).dtype):
+        return ScoreMask(None, bias is not None, False)
+    if _narrower(rw, bias, q) and not is_roundable(bias, value_of(q).dtype):
         return None
-    return Added(_four_dims(rw, bias), False, not leaves_a_key(bias), keeps_a_key(bias))
+    return ScoreMask(_four_dims(rw, bias), False, not has_finite_entry(bias), has_visible_key(bias))
 
 
 def _narrower(rw: Rewriter, bias: fx.Node, q: fx.Node) -> bool:
@@ -136,7 +136,7 @@ def _sum(rw: Rewriter) -> Any:
     return second if uniform_value(first) == 0 else rw(aten.add.Tensor, first, second)
 
 
-def as_taken(rw: Rewriter, bias: fx.Node | None, q: fx.Node) -> fx.Node | None:
+def as_required(rw: Rewriter, bias: fx.Node | None, q: fx.Node) -> fx.Node | None:
     """The mask with the dtype and last stride that the fused operators require."""
     value = value_of(q)
     if bias is None or attention_on(rw.context, q).any_mask:

@@ -46,8 +46,8 @@ from dicp.dynamo_bridge.analysis.values import sizes_of, value_of
 from dicp.dynamo_bridge.attention.forward import Call, gradient_arguments, training_attention
 from dicp.dynamo_bridge.attention.matcher import DECOMPOSED
 from dicp.dynamo_bridge.attention.replacement import (
+    as_required,
     as_root,
-    as_taken,
     mask_of,
     nan_where_masked,
     operands,
@@ -64,7 +64,7 @@ aten, prims = torch.ops.aten, torch.ops.prims
 
 _SOFTMAX_BACKWARD = aten._softmax_backward_data.default
 _SAME = frozenset({aten.detach.default, aten.alias.default})
-_LEAVES_NOTHING = {torch.float32: -(2.0**28), torch.float64: -(2.0**57)}
+_ABSORBS_LOG_SUM = {torch.float32: -(2.0**28), torch.float64: -(2.0**57)}
 """By dtype of the sums: a mask value below this absorbs a score and the logarithm of a sum."""
 _SCALES = frozenset({aten.mul.Tensor, aten.mul.Scalar, aten.div.Tensor, aten.div.Scalar})
 _SELECTS = frozenset({aten.where.self, aten.masked_fill.Scalar})
@@ -154,7 +154,7 @@ def _pair_around(last: fx.Node, context: PassContext) -> _Pair | None:
     soft = _root(last.args[1])
     if not isinstance(soft, fx.Node) or soft.target is not aten._softmax.default:
         return None
-    if _must_be_kept(soft):
+    if _must_be_saved(soft):
         return None
     probabilities = _aliases(soft)
     for dropout in _dropouts(probabilities):
@@ -168,7 +168,7 @@ def _pair_around(last: fx.Node, context: PassContext) -> _Pair | None:
     return None
 
 
-def _must_be_kept(probabilities: fx.Node) -> bool:
+def _must_be_saved(probabilities: fx.Node) -> bool:
     """Whether probabilities are few, or must be more exact than recomputed ones.
 
     Those that a backward operator recomputes are off by the rounding error of a log-sum-exp, which
@@ -305,9 +305,9 @@ def _score_gradients(last: fx.Node, match: Match) -> set[fx.Node] | None:
         if not steps:
             break
         for step in steps:
-            if step.target in _SCALES and _scales_alike(step, match):
+            if step.target in _SCALES and _has_scale_of(step, match):
                 passed["scale"] += 1
-            elif step.target in _SELECTS and _selects_alike(step, match, chain):
+            elif step.target in _SELECTS and _has_mask_of(step, match, chain):
                 passed["select"] += 1
             else:
                 return None
@@ -320,7 +320,7 @@ def _score_gradients(last: fx.Node, match: Match) -> set[fx.Node] | None:
     return chain if passed == wanted else None
 
 
-def _scales_alike(step: fx.Node, match: Match) -> bool:
+def _has_scale_of(step: fx.Node, match: Match) -> bool:
     """Whether `step` multiplies the gradient by the scale of the scores."""
     factor, wanted = uniform_value(step.args[1]), _scale_of(match)
     if factor is None or not isinstance(step.args[0], fx.Node) or wanted is None:
@@ -337,7 +337,7 @@ def _scale_of(match: Match) -> float | None:
     return None if inverse is None else 1.0 / float(inverse)
 
 
-def _selects_alike(step: fx.Node, match: Match, chain: set[fx.Node]) -> bool:
+def _has_mask_of(step: fx.Node, match: Match, chain: set[fx.Node]) -> bool:
     """Whether `step` zeroes the gradient exactly where the scores were masked."""
     bound = match.bound
     if step.target is aten.masked_fill.Scalar:
@@ -399,9 +399,9 @@ def _fused(pair: _Pair, forward: Rewriter, backward: Rewriter) -> list[fx.Node] 
         return None
     q, k, v = (unit_stride(forward, x) for x in found)
     mask = mask_of(forward, (q, k, v))
-    if mask is None or (bound.get("fill") is not None and not mask.keeps_a_key):
+    if mask is None or (bound.get("fill") is not None and not mask.has_visible_key):
         return None
-    bias = as_taken(forward, mask.bias, q)
+    bias = as_required(forward, mask.bias, q)
     asked = Call(mask.causal, 1.0 if scale is None else scale, bound.get("dropout_p") or 0.0)
     wanted = bool(pair.dmask)
     if wanted and bias is None:
@@ -414,7 +414,7 @@ def _fused(pair: _Pair, forward: Rewriter, backward: Rewriter) -> list[fx.Node] 
     if mask.may_hide_all and mask.bias is not None:
         out = nan_where_masked(forward, out, mask.bias)
         grad = nan_where_masked(backward, grad, mask.bias)
-    if not mask.keeps_a_key and mask.bias is not None:
+    if not mask.has_visible_key and mask.bias is not None:
         grad = _divided_among_maxima(backward, grad, mask.bias)
     back_op, args, kwargs = gradient_arguments(forward, call, grad, wanted)
     results = backward(back_op, *args, **kwargs)
@@ -439,7 +439,7 @@ def _divided_among_maxima(rw: Rewriter, grad: fx.Node, bias: fx.Node) -> fx.Node
     row_max = rw(aten.amax.default, bias, [-1], True)
     count = rw(aten.sum.dim_IntList, rw(aten.eq.Tensor, bias, row_max), [-1], True, dtype=wide)
     parts = rw(prims.convert_element_type.default, rw(aten.div.Tensor, grad, count), dtype)
-    alone = rw(aten.lt.Scalar, row_max, _LEAVES_NOTHING[wide])
+    alone = rw(aten.lt.Scalar, row_max, _ABSORBS_LOG_SUM[wide])
     return rw(aten.where.self, alone, parts, grad)
 
 

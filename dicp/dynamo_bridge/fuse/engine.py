@@ -52,8 +52,8 @@ class Rewriter:
             copy = self(clone, node, memory_format=torch.contiguous_format)
             return self(torch.ops.aten.view.default, copy, sizes)
 
-    def known(self, value: Any, target: Any, *args: Any) -> fx.Node:
-        """Emit one call without inference: `value` is that of the node it replaces, with layout."""
+    def emit_as(self, value: Any, target: Any, *args: Any) -> fx.Node:
+        """Emit one call without inference: it has the `value` (and layout) of the replaced node."""
         with self.root.graph.inserting_before(self.root):
             node = self.root.graph.call_function(target, args)
         inherit(node, self._origins)

@@ -70,5 +70,3 @@ def fuse(gm: fx.GraphModule, context: PassContext) -> bool:
 
 
 FUSE = Pass("fuse", fuse)
-
-__all__ = ["FAMILIES", "FUSE", "Pattern", "fuse", "fusion_problems"]

@@ -113,13 +113,13 @@ def _replace(activation: str) -> Callable[..., fx.Node]:
         source = w.args[0] if permutation_of(w) == [1, 0] else None
         weight = source if isinstance(source, fx.Node) else rw(aten.permute.default, w, [1, 0])
         product = next(node for node in rw.match.nodes if node.target in _PRODUCTS)
-        out = rw.known(value_of(product), ops.linear, x, weight, bias, activation)
+        out = rw.emit_as(value_of(product), ops.linear, x, weight, bias, activation)
         sizes = sizes_of(rw.root) or ()
         if len(sizes) == 2:
             return out
         shown = [node for node in rw.match.nodes if node.target is aten.view.default]
         shown = [node for node in shown if sizes_of(node) == sizes]
-        return rw.known(value_of(shown[0]), aten.view.default, out, shown[0].args[1])
+        return rw.emit_as(value_of(shown[0]), aten.view.default, out, shown[0].args[1])
 
     return replacement
 

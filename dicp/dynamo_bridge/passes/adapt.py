@@ -1,12 +1,12 @@
-"""The adaptor as a pass: operands are cast and laid out as the target's adaptor file has it.
+"""The adaptor as a pass: operands are cast and laid out as the target's adaptor file states.
 
-A result goes back to the dtype and the strides that eager gives. The next operator reads what is
-behind that conversion, not its result: casts between neighbours cancel, equal ones are one, and
-what no operator reads any more is removed. Only calls that the target compiles then are converted.
+A result is converted back to eager's dtype and strides. The next operator reads the value before
+that conversion: casts between neighbours cancel, equal casts are merged, and unread ones removed.
+Only calls that the target compiles once converted are converted.
 
 Integers must fit the narrower type: numbers are compared here, tensors as `dicp::narrow` casts
-them. What an operator computes of integers that fit may not fit either; such operators keep their
-type (and run eagerly, where the target lacks it) unless `allow_narrowing` is set.
+them. What an operator computes from integers that fit need not fit; such operators keep their type
+(and run eagerly, where the target lacks it) unless `allow_narrowing` is set.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ FITTING = frozenset(
     new_ones new_zeros ones ones_like relu remainder repeat roll scalar_tensor scatter
     select_scatter sign slice_scatter stack tril triu where zeros zeros_like""".split()
 )
-"""Operators that make no integers but those they are given, 0 and 1, or smaller ones."""
+"""Operators whose integers are their operands', 0, 1, or of smaller magnitude."""
 
 
 class _Adapting:
@@ -60,9 +60,9 @@ class _Adapting:
         self.infer = context.infer
         self.compiles = context.compiles
         self.adaptor = adaptor
-        self.behind: dict[fx.Node, fx.Node] = {}
-        """By a result that was converted back: the result as it was computed."""
-        self.made: dict[Any, fx.Node] = {}
+        self.unconverted: dict[fx.Node, fx.Node] = {}
+        """Result converted back to eager's dtype and strides -> the result as computed."""
+        self.conversions_of: dict[Any, fx.Node] = {}
         """Converted operands, by source, dtype, layout and whether they are checked."""
         self.changed = False
 
@@ -85,9 +85,9 @@ class _Adapting:
     # ---- calls ----------------------------------------------------------------------------------
 
     def _follow_view(self, node: fx.Node) -> None:
-        """A view of a value that was converted back is one of what is behind it."""
+        """A view of a value that was converted back becomes a view of the value before that."""
         source = node.args[0]
-        inner = self.behind.get(source) if isinstance(source, fx.Node) else None
+        inner = self.unconverted.get(source) if isinstance(source, fx.Node) else None
         if inner is not None and node.target is not aten.view.dtype:
             if same_strides(inner.meta["val"], source.meta["val"]):  # type: ignore[union-attr]
                 self._replace(node, (inner, *node.args[1:]), node.kwargs, [])
@@ -96,7 +96,7 @@ class _Adapting:
         """A cast of the program's own ends at the type that the target has, where it is exact."""
         source, own = node.args[0], node.meta["val"].dtype
         assert isinstance(source, fx.Node)
-        inner = self.behind.get(source, source)
+        inner = self.unconverted.get(source, source)
         given = inner.meta["val"].dtype
         to = self._conversions(node).dtype("", own)
         exact = holds_all(given, to) or (to.is_floating_point and own.is_floating_point)
@@ -104,7 +104,7 @@ class _Adapting:
         if (to == own and inner is source) or set(node.kwargs) - {"dtype"}:
             return
         if given == to != own:
-            self.behind[node] = inner
+            self.unconverted[node] = inner
         elif node.target is CAST:
             self._replace(node, (inner, to), {}, [])
         else:
@@ -139,14 +139,14 @@ class _Adapting:
         self, node: fx.Node, args: tuple[Any, ...], kwargs: Any, trial: list[Any], fits: bool = True
     ) -> bool:
         """The call on other operands takes the node's place, if the target compiles it then;
-        otherwise the conversions of `trial`, made for it, go."""
+        otherwise the conversions emitted for it, `trial`, are erased."""
         new = self._emitted(node, args, kwargs)
         if new is not None and self.compiles(new) and (fits or not _is_narrowed(node, new)):
             self._convert_back(node, new)
             self.changed = True
             return True
         for key in [None, *reversed(trial)] if new is not None else reversed(trial):
-            self.graph.erase_node(new if key is None else self.made.pop(key))
+            self.graph.erase_node(new if key is None else self.conversions_of.pop(key))
         return False
 
     def _emitted(self, node: fx.Node, args: tuple[Any, ...], kwargs: Any) -> fx.Node | None:
@@ -178,25 +178,25 @@ class _Adapting:
         if not isinstance(value, torch.Tensor) or value.layout != torch.strided:
             return source
         to = conversions.dtype(argument, value.dtype)
-        inner = self.behind.get(source, source)
+        inner = self.unconverted.get(source, source)
         if to == value.dtype != inner.meta["val"].dtype:
             inner = source
         unchecked = conversions.allow_narrowing
         cast = self._typed(node, inner, to, name, unchecked, trial)
         layout = conversions.layout(argument)
-        return self._kept(
+        return self._cached(
             (cast, unchecked, layout), trial, lambda: self._laid_out(node, cast, layout)
         )
 
-    def _kept(self, key: Any, trial: list[Any], make: Callable[[], fx.Node]) -> fx.Node:
-        """What `make` adds for a key, once."""
-        if key not in self.made:
+    def _cached(self, key: Any, trial: list[Any], make: Callable[[], fx.Node]) -> fx.Node:
+        """The node that `make` emits for a key, once."""
+        if key not in self.conversions_of:
             found = make()
             if found is key[0]:
                 return found
-            self.made[key] = found
+            self.conversions_of[key] = found
             trial.append(key)
-        return self.made[key]
+        return self.conversions_of[key]
 
     def _typed(
         self, node: fx.Node, source: fx.Node, to: torch.dtype, name: str, unchecked: bool,
@@ -215,7 +215,7 @@ class _Adapting:
                     return self._emit_after(source, node, source.target, args, source.kwargs)
             return self._cast(node, source, to, name, unchecked)
 
-        return self._kept((source, unchecked, to), trial, make)
+        return self._cached((source, unchecked, to), trial, make)
 
     def _cast(
         self, node: fx.Node, source: fx.Node, to: torch.dtype, name: str, unchecked: bool
@@ -234,10 +234,10 @@ class _Adapting:
         if layout == "ND" or (form is None and is_contiguous(value)):
             return source
         kwargs = {"memory_format": form or torch.contiguous_format}
-        made = self._emit_after(source, node, aten.clone.default, (source,), kwargs)
-        if not same_strides(value, made.meta["val"]):
-            return made
-        self.graph.erase_node(made)
+        copy = self._emit_after(source, node, aten.clone.default, (source,), kwargs)
+        if not same_strides(value, copy.meta["val"]):
+            return copy
+        self.graph.erase_node(copy)
         return source
 
     def _emit_after(
@@ -257,7 +257,7 @@ class _Adapting:
             self._restore(item, self.infer.emit(item, operator.getitem, (new, item.args[1])))
 
     def _restore(self, node: fx.Node, new: fx.Node) -> None:
-        """`new` in the node's place, as eager gives it."""
+        """`new` in the node's place, with eager's dtype and strides."""
         old, given = node.meta["val"], new.meta["val"]
         back = new
         if given.dtype != old.dtype:
@@ -265,7 +265,7 @@ class _Adapting:
         if not same_strides(old, back.meta["val"]):
             back = self.infer.restride(node, back, old)
         if back is not new and holds_all(given.dtype, old.dtype):
-            self.behind[back] = new
+            self.unconverted[back] = new
         node.replace_all_uses_with(back)
 
 
@@ -297,7 +297,7 @@ def _numbers(node: fx.Node) -> list[Any]:
 
 
 def _fits(node: fx.Node) -> bool:
-    """Whether an operator makes only integers that fit where those that it is given do."""
+    """Whether an operator's integer results fit wherever its operands do."""
     if node.target is aten.arange.default:
         return True  # they are no more than its elements
     adds = node.target is aten.index_put.default and node.args[3:] == (True,)

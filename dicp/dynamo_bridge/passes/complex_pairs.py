@@ -20,11 +20,11 @@ from dicp.dynamo_bridge.passes.base import Pass, PassContext
 aten = torch.ops.aten
 Rule = Callable[..., fx.Node]
 RULES: dict[Any, Rule] = {}
-"""By operator, what it is on pairs: a function of `Emitter`, the node and its arguments."""
+"""Operator -> its rule on pairs: a function of the `Emitter`, the node and its arguments."""
 
 
 def rule(*ops: Any) -> Callable[[Rule], Rule]:
-    """Registers what operators are on pairs."""
+    """Register a rule on pairs for operators."""
 
     def add(function: Rule) -> Rule:
         RULES.update(dict.fromkeys(ops, function))
@@ -39,7 +39,7 @@ def is_complex(node: Any) -> bool:
 
 
 class Emitter:
-    """Emits the calls that take the place of complex ones; `at` is the call in whose place."""
+    """Emits the calls that replace complex ones, before the call `at`."""
 
     def __init__(self, context: PassContext) -> None:
         self.infer = context.infer
@@ -50,16 +50,16 @@ class Emitter:
         return self.infer.emit(self.at, op, args, kwargs, [self.at])
 
     def pair(self, node: fx.Node) -> fx.Node:
-        """The pairs of a complex value; those of an input are made at the first use."""
+        """The pairs of a complex value; those of an input are emitted at their first use."""
         if node not in self.pairs:
-            given = node
+            plain = node
             if value_of(node).is_conj():
-                given = self.emit(aten.resolve_conj.default, node)
-            self.pairs[node] = self.emit(aten.view_as_real.default, given)
+                plain = self.emit(aten.resolve_conj.default, node)
+            self.pairs[node] = self.emit(aten.view_as_real.default, plain)
         return self.pairs[node]
 
     def parts(self, x: Any) -> tuple[Any, Any]:
-        """The real and the imaginary part of a tensor or number; a real one's is the number 0."""
+        """The real and the imaginary part of a tensor or number; 0 is a real one's second."""
         if is_complex(x):
             pair = self.pair(x)
             real, imaginary = (self.emit(aten.select.int, pair, -1, k) for k in (0, 1))
@@ -177,7 +177,7 @@ def _pair_of(g: Emitter, node: fx.Node, x: Any) -> fx.Node:
 
 @rule(aten.neg.default, aten.clone.default, aten.alias.default, aten.detach.default,
       aten.resolve_conj.default, aten.lift_fresh_copy.default)  # fmt: skip
-def each_number(g: Emitter, node: fx.Node, x: fx.Node, **layout: Any) -> fx.Node:
+def copy_or_negate(g: Emitter, node: fx.Node, x: fx.Node, **layout: Any) -> fx.Node:
     plain = node.target is aten.neg.default
     return g.emit(aten.neg.default if plain else aten.clone.default, g.pair(x))
 
@@ -232,7 +232,9 @@ def zeros(g: Emitter, node: fx.Node, x: fx.Node, shape: Sequence[Any], **kwargs:
 
 
 @rule(aten.slice_scatter.default, aten.select_scatter.default)
-def put(g: Emitter, node: fx.Node, x: fx.Node, y: fx.Node, dim: int = 0, *rest: Any) -> fx.Node:
+def scatter_slice(
+    g: Emitter, node: fx.Node, x: fx.Node, y: fx.Node, dim: int = 0, *rest: Any
+) -> fx.Node:
     return g.emit(node.target, g.pair(x), g.pair(y), dim % value_of(x).dim(), *rest)
 
 
@@ -266,9 +268,9 @@ COMPLEX_OPERANDS = {
     aten.slice_scatter.default: (0, 1), aten.select_scatter.default: (0, 1),
     aten.index_put.default: (0, 2), aten.where.self: (1, 2), aten.copy.default: (0,),
 }  # fmt: skip
-"""Which operands a rule takes only as complex values, where eager takes real ones, too."""
+"""Positions of operands that a rule requires to be complex, where eager also takes real ones."""
 CONVERSIONS = frozenset({"dtype", "layout", "device", "pin_memory"})
-"""Options that say what the given value is, too, or the dtype."""
+"""Options of a conversion that a rule may drop: they repeat the operand's, or name the dtype."""
 
 
 # ---- the pass ------------------------------------------------------------------------------------
@@ -284,10 +286,10 @@ def _has_rule(node: fx.Node) -> bool:
     if node.target in ALONG_DIMS and not all(
         value_of(x).dim() for x in filter(is_complex, node.all_input_nodes)
     ):
-        return False  # their dimension is that of the pairs
-    given = [is_complex(arg) for arg in node.args]
+        return False  # their only dimension would be that of the pairs
+    are_complex = [is_complex(arg) for arg in node.args]
     if node.target in COMPLEX_OPERANDS:
-        return all(given[k] for k in COMPLEX_OPERANDS[node.target])
+        return all(are_complex[k] for k in COMPLEX_OPERANDS[node.target])
     if node.target is aten.div.Tensor:
         return isinstance(node.args[0], fx.Node) and not isinstance(node.args[1], complex)
     if node.target in (aten.new_zeros.default, aten._to_copy.default):
@@ -333,21 +335,21 @@ def complex_pairs(gm: fx.GraphModule, context: PassContext) -> bool:
     for node in list(gm.graph.nodes):
         g.at = node
         if node not in chosen:
-            _give_complex(node, g, context, chosen)
+            _restore_complex(node, g, context, chosen)
             continue
-        made = RULES[node.target](g, node, *node.args, **node.kwargs)
+        new = RULES[node.target](g, node, *node.args, **node.kwargs)
         if is_complex(node):
-            g.pairs[node] = made
+            g.pairs[node] = new
         else:
-            node.replace_all_uses_with(_like(context, node, made))
+            node.replace_all_uses_with(_like(context, node, new))
     for node in reversed([node for node in gm.graph.nodes if node in chosen]):
         if not node.users:
             gm.graph.erase_node(node)
     return True
 
 
-def _give_complex(user: fx.Node, g: Emitter, context: PassContext, chosen: set[fx.Node]) -> None:
-    """Complex values, made of pairs, for a user of them that is not computed on pairs."""
+def _restore_complex(user: fx.Node, g: Emitter, context: PassContext, chosen: set[fx.Node]) -> None:
+    """Give `user`, which is not computed on pairs, its complex operands back."""
     for node in user.all_input_nodes:
         if node in chosen and node in g.pairs:
             whole = g.emit(aten.view_as_complex.default, g.pairs[node])
@@ -355,12 +357,12 @@ def _give_complex(user: fx.Node, g: Emitter, context: PassContext, chosen: set[f
 
 
 def _like(
-    context: PassContext, node: fx.Node, made: fx.Node, before: fx.Node | None = None
+    context: PassContext, node: fx.Node, new: fx.Node, before: fx.Node | None = None
 ) -> fx.Node:
-    """`made` with the strides of `node`, whose place it takes."""
-    if same_strides(value_of(node), value_of(made)):
-        return made
-    return context.infer.restride(before or node, made, value_of(node))
+    """`new` with the strides of `node`, which it replaces."""
+    if same_strides(value_of(node), value_of(new)):
+        return new
+    return context.infer.restride(before or node, new, value_of(node))
 
 
 COMPLEX_PAIRS = Pass("complex pairs", complex_pairs)

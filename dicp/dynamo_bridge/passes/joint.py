@@ -10,8 +10,8 @@ from dicp.dynamo_bridge.analysis.values import value_of
 from dicp.torch_private import do_not_recompute
 
 
-def keep_compared(graph: fx.Graph) -> None:
-    """Has the partitioner save floats that are compared for equality, or the comparison's result.
+def save_compared_floats(graph: fx.Graph) -> None:
+    """Make the partitioner save floats that are compared for equality, or the comparison's result.
 
     The gradient of an extremum tests which elements equal it. An element that backward recomputes,
     in a differently fused kernel, may differ from the extremum in its last bit: then none would be

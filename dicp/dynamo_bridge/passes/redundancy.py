@@ -1,4 +1,4 @@
-"""Redundant nodes: equal computations, copies of what nothing writes, calls without readers."""
+"""Redundant nodes: equal computations, copies of unwritten tensors, calls without readers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from dicp.torch_private import depends_on_data, expression_of
 
 
 class EqualNodes:
-    """Finds the earlier node that computes the same as one that is given, in graph order.
+    """Finds, in graph order, the earlier node that computes the same value as a node.
 
     Not equal: random and uninitialized values, nested graphs, values that depend on data, and reads
     on different sides of a write.

@@ -25,5 +25,3 @@ RULES = elementwise.RULES.merged(
     attention.RULES,
 ).with_kind("view", VIEWS)  # fmt: skip
 """Every rule; a vendor merges its own over them."""
-
-__all__ = ["RULES"]

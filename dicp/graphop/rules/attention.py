@@ -1,7 +1,8 @@
 """Attention and its gradient, unfused, for vendors without a fused operator of their own.
 
-PyTorch has no decomposition of the gradient, and its own of the forward operator leaves no
-logarithms of sums for it."""
+PyTorch has no decomposition of the gradient, and its own of the forward operator does not return
+the logarithms of sums that the gradient reads.
+"""
 
 from __future__ import annotations
 

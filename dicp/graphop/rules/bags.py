@@ -1,4 +1,4 @@
-"""Bags of embeddings: rows looked up and added up, averaged or compared per bag."""
+"""Bags of embeddings: looked-up rows, summed, averaged or reduced to their maximum per bag."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def _bags(g: Ops, indices: Value, offsets: Value) -> Value:
 
 
 def _rows(g: Ops, values: Value) -> Value:
-    """A column for each number: an index of rows."""
+    """An index of rows as a column."""
     return g.reshape(values, [values.shape[0], 1])
 
 
@@ -52,7 +52,7 @@ def embedding_bag(
     mode: int = 0, sparse: bool = False, per_sample_weights: Value | None = None,
     include_last_offset: bool = False, padding_idx: int = -1,
 ) -> tuple[Value, ...]:  # fmt: skip
-    """The bags; of each index its bag; of each bag its size; of each maximum its row."""
+    """The bags; each index's bag; each bag's size; each maximum's row."""
     bags = _bags(g, indices, offsets)
     count = g.shape[0]
     wide = g.wide(weight)
@@ -81,7 +81,7 @@ def embedding_bag(
 def _largest(
     g: Ops, rows: Value, indices: Value, bags: Value, counted: Value, sizes: Value
 ) -> tuple[Value, Value]:
-    """Each bag's maxima, 0 for an empty one, and the rows of the table that they stand in."""
+    """Each bag's maxima, 0 for an empty bag, and the rows of the table that they come from."""
     count, total, width = sizes.shape[0], rows.shape[0], rows.shape[1]
     shape = [total, width]
     real = g.broadcast(_rows(g, g.truth(counted)), shape)
@@ -105,7 +105,7 @@ def _largest(
 def embedding_bag_backward(
     g: Ops, dy: Value, indices: Value, offsets: Value, offset2bag: Value, *rest: Any
 ) -> Value:
-    # `offset2bag` is empty where forward did without: the bags are counted anew
+    # `offset2bag` is empty where forward did not need it: the bags are counted again
     sizes, positions, count, by_frequency, mode, sparse, *more = rest
     if sparse:
         raise NoRule("a sparse gradient")
@@ -118,7 +118,7 @@ def _table_gradient(
     g: Ops, dy: Value, indices: Value, bags: Value, sizes: Value, positions: Value, count: Any,
     by_frequency: bool, mode: int, per_sample: Value | None, padding_idx: int = -1,
 ) -> Value:  # fmt: skip
-    """Each bag's gradient, added to the rows of the table that it has read."""
+    """Each bag's gradient, added to the rows of the table that the bag has read."""
     if by_frequency:
         raise NoRule("eager's devices do not agree on what a frequency divides")
     wide = g.wide(dy)
@@ -135,7 +135,7 @@ def _table_gradient(
 
 
 def _to_maxima(g: Ops, dy: Value, sizes: Value, positions: Value, count: Any) -> Value:
-    """Each gradient added where its maximum was; an empty bag had none."""
+    """Each gradient added where its maximum was; an empty bag has none."""
     full = g.op("Greater", sizes, g.const(0, sizes.dtype))
     dy = g.where(g.broadcast(_rows(g, full), dy.shape), dy, 0.0, dy.dtype)
     zeros = g.full([count, dy.shape[1]], 0, dy.dtype)
@@ -148,7 +148,7 @@ def per_sample_weights_backward(
     g: Ops, dy: Value, weight: Value, indices: Value, offsets: Value, offset2bag: Value, mode: int,
     padding_idx: int = -1,
 ) -> Value:  # fmt: skip
-    """The product of each row that was read with its bag's gradient."""
+    """The product of each looked-up row and its bag's gradient."""
     axis = g.const(0, torch.int64)
     rows = g.op("Gather", g.wide(weight), indices, axis)
     spread = g.op("Gather", g.wide(dy), _bags(g, indices, offsets), axis)

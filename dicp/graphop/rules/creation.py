@@ -8,8 +8,9 @@ from typing import Any
 
 import torch
 
+from dicp.dtypes import REDUCED_FLOATS
 from dicp.effects import UNINITIALIZED
-from dicp.graphop.operators import REDUCED_FLOATS, NoRule, Ops, Value
+from dicp.graphop.operators import NoRule, Ops, Value
 from dicp.rules import RuleTable
 
 aten = torch.ops.aten
@@ -17,7 +18,7 @@ prims = torch.ops.prims
 RULES = RuleTable()
 rule = RULES.register
 PHILOX = 1
-"""The random number generator that the operators are asked for."""
+"""The random number algorithm that the operators are called with."""
 
 
 @rule(aten.full.default, aten.new_full.default, aten.full_like.default)
@@ -131,7 +132,7 @@ def native_dropout(g: Ops, x: Value, p: float, train: bool | None = True) -> tup
 
 
 def _integers(g: Ops, low: Any, high: Any) -> Value:
-    """Whole numbers in [low, high), each alike: the range is far below a double's 53 bits."""
+    """Integers in [low, high), all equally likely: the range is far below a double's 53 bits."""
     drawn = uniform_of(g, g.shape, torch.float64)
     span = high - low
     scaled = g.op("Mul", drawn, g.number(span, torch.float64))
@@ -145,12 +146,12 @@ def randperm(g: Ops, n: Any, **options: Any) -> Value:
     drawn = uniform_of(g, g.shape, torch.float64)
     drawn = g.op(
         "Bitcast", drawn, type=torch.int64
-    )  # as integers, floats from 0 on keep their order
+    )  # as integers, non-negative floats keep their order
     return g.cast(g.ops("Sort", drawn, axis=-1, stable=True)[1], g.dtype)
 
 
 def _open_uniform(g: Ops) -> Value:
-    """Uniform in (0, 1]: what logarithms are taken of."""
+    """Uniform in (0, 1], so that logarithms are finite."""
     drawn = uniform_of(g, g.shape, _drawn_in(g))
     return g.op("Sub", g.number(1, drawn.dtype), drawn)
 

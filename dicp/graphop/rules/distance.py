@@ -48,7 +48,7 @@ def _slope(g: Ops, difference: Value, distance: Value, p: float) -> Value:
     ratio = g.op("Div", size, g.broadcast(divisor, size.shape))
     if p == 2:
         return g.op("Mul", sign, ratio)
-    if p < 1:  # the power of 0 has no end, and its sign counts for nothing
+    if p < 1:  # the power of 0 is infinite, and its sign does not matter
         ratio = g.where(g.op("Equal", size, g.number(0, size.dtype)), 1.0, ratio, size.dtype)
     return g.op("Mul", sign, g.op("Pow", ratio, g.number(p - 1, size.dtype)))
 
@@ -75,8 +75,8 @@ def cdist_backward(g: Ops, dy: Value, x: Value, y: Value, p: float, distance: Va
 
 @rule(aten._pdist_backward.default)
 def pdist_backward(g: Ops, dy: Value, x: Value, p: float, distance: Value) -> Value:
-    """Every ordered pair of rows reads what forward has at the place of the unordered one; a row
-    and itself read any, as their difference is 0."""
+    """Every ordered pair of rows reads the unordered pair's entry of forward; a row and itself read
+    any entry, as their difference is 0."""
     rows = x.shape[0]
     if any(g.same(rows, few) for few in (0, 1)):
         raise NoRule("there is no pair of rows")
@@ -100,7 +100,7 @@ def _contracted(
 ) -> tuple[Value, list[int]]:
     """x times y, summed over the dimensions not in `keep`; `dims` and `others` number theirs.
 
-    Gives the product and its dimensions' numbers.
+    Returns the product and its dimensions' numbers.
     """
     shared = [d for d in dims if d in others]
     batch = [d for d in shared if d in keep]

@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 
-from dicp.graphop.operators import REDUCED_FLOATS, NoRule, Operand, Ops, Value
+from dicp.dtypes import REDUCED_FLOATS
+from dicp.graphop.operators import NoRule, Operand, Ops, Value
 from dicp.rules import RuleTable
 from dicp.torch_private import schema_of
 
@@ -25,24 +26,24 @@ REAL_FUNCTIONS = {
     aten.rsqrt: "Rsqrt", aten.sigmoid: "Sigmoid", aten.sin: "Sin", aten.sinh: "Sinh",
     aten.sqrt: "Sqrt", aten.tan: "Tan", aten.tanh: "Tanh",
 }  # fmt: skip
-"""Computed in the result's floating-point type, whatever the operand is."""
+"""Operators computed in the result's floating-point dtype."""
 
 NUMBER_FUNCTIONS = {
     aten.abs: "Abs", aten.neg: "Neg", aten.relu: "Relu", aten.square: "Square",
 }  # fmt: skip
-"""Computed in the operand's own type."""
+"""Operators computed in the operand's own dtype."""
 
 ROUNDINGS = {aten.ceil: "Ceil", aten.floor: "Floor", aten.trunc: "Trunc", aten.round: "Round"}
-"""Integers stay as they are."""
+"""Operators that return integers unchanged."""
 
 TESTS = {aten.isnan: ("IsNan", False), aten.isinf: ("IsInf", False)}
-"""Questions about floating point, with the answer for integers."""
+"""Predicates of floating-point numbers, with their result for integers."""
 
 ARITHMETIC = {
     aten.atan2: "Atan2", aten.maximum: "Maximum", aten.minimum: "Minimum", aten.fmod: "Mod",
     aten.remainder: "FloorMod", aten.nextafter: "NextAfter",
 }  # fmt: skip
-"""Computed in the result's dtype, to which eager rounds numbers."""
+"""Operators computed in the result's dtype, to which eager rounds numbers."""
 
 COMPARISONS = {
     aten.eq: "Equal", aten.ne: "NotEqual", aten.lt: "Less", aten.le: "LessEqual",
@@ -53,7 +54,7 @@ BITWISE = {
     aten.bitwise_and: ("BitwiseAnd", "LogicalAnd"), aten.bitwise_or: ("BitwiseOr", "LogicalOr"),
     aten.bitwise_xor: ("BitwiseXor", "NotEqual"),
 }  # fmt: skip
-"""Ops on integers and on booleans."""
+"""Operators on integers and on booleans."""
 
 SHIFTS = {
     aten.bitwise_left_shift: "LeftShift", aten.bitwise_right_shift: "RightShift",
@@ -118,7 +119,8 @@ def _arithmetic(kind: str) -> Any:
 
 
 def common_dtype(*operands: Operand) -> torch.dtype:
-    """What eager computes in: dimensions decide over 0-dim tensors, those over numbers."""
+    """The dtype that eager computes in: tensors with dimensions take precedence over 0-dim tensors,
+    those over numbers."""
     examples = [_example(x) for x in operands]
     dtype = torch.result_type(examples[0], examples[1])
     return dtype
@@ -260,7 +262,7 @@ def div_mode(g: Ops, x: Value, y: Operand, rounding_mode: str | None = None) -> 
         return g.binary("FloorDiv", x, y)
     if not g.dtype.is_floating_point:
         return g.binary("TruncateDiv", x, y)
-    # as eager: the quotient is cut before it is rounded to a short type
+    # as in eager: the quotient is truncated before it is rounded to a 16-bit float
     wide = torch.float32 if g.dtype in REDUCED_FLOATS else g.dtype
     quotient = g.op("Div", g.as_type(x, wide), g.as_type(y, wide))
     return g.cast(g.op("Trunc", quotient), g.dtype)
@@ -324,7 +326,7 @@ RULES.update({
 
 
 def _prefer_number(kind: str) -> Any:
-    """The larger or smaller operand; a NaN gives way to the other."""
+    """The larger or smaller operand; where one is NaN, the other."""
 
     def apply(g: Ops, x: Value, y: Value) -> Value:
         x, y = g.cast(x, g.dtype), g.cast(y, g.dtype)

@@ -48,7 +48,7 @@ def gather(g: Ops, x: Value, dim: int, index: Value, *, sparse_grad: bool = Fals
 
 
 def _is_empty(index: Value) -> bool:
-    """An empty index may have another number of dimensions than what it looks into."""
+    """An empty index may have another number of dimensions than the indexed tensor."""
     return any(isinstance(size, int) and size == 0 for size in index.shape)
 
 
@@ -83,7 +83,7 @@ class Indexed:
         return self.dims == list(range(self.dims[0], self.dims[0] + len(self.dims)))
 
     def result_order(self) -> list[int]:
-        """Where the indices' dimensions stand in eager's result, from (indices, rest)."""
+        """The position of the indices' dimensions in eager's result, from (indices, rest)."""
         count = len(self.shape)
         if not self.adjacent:
             return list(range(count + len(self.rest)))
@@ -93,7 +93,7 @@ class Indexed:
 
 
 def _only(indices: Sequence[Value | None]) -> tuple[int, Value]:
-    """The dimension that is indexed, where only one is, and its index."""
+    """The indexed dimension, if there is only one, and its index."""
     ((dim, index),) = [(d, index) for d, index in enumerate(indices) if index is not None]
     return dim, index
 
@@ -145,7 +145,7 @@ def index_put(
 def _put_along(
     g: Ops, x: Value, indices: Sequence[Value | None], values: Value, accumulate: bool
 ) -> Value:
-    """Places along one dimension, which stays where it is."""
+    """Indices along one dimension, whose position in the result does not change."""
     dim, index = _only(indices)
     if index.dtype in (torch.bool, torch.uint8):
         raise NoRule("a mask as an index: the size of its result depends on data")
@@ -184,7 +184,7 @@ def _scatter_nd(g: Ops, x: Value, index: Value, updates: Value, accumulate: bool
 
 
 def add_rows(g: Ops, x: Value, index: Value, rows: Value) -> Value:
-    """`rows` added to those of `x` that `index` tells."""
+    """`rows` added to the rows of `x` at `index`."""
     column = [index.shape[0], *[1] * (x.ndim - 1)]
     places = g.broadcast(g.reshape(index, column), rows.shape)
     return g.op("ScatterElements", x, places, rows, axis=0, reduction="add")
@@ -193,7 +193,7 @@ def add_rows(g: Ops, x: Value, index: Value, rows: Value) -> Value:
 def _put_where(
     g: Ops, x: Value, indices: Sequence[Value | None], value: Value, accumulate: bool
 ) -> Value:
-    """One number written where a mask says so."""
+    """One number written where a mask is true."""
     position, mask = _only(indices)
     after = x.ndim - position - mask.ndim
     if not g.same_shape(mask.shape, x.shape[position : position + mask.ndim]):
@@ -326,7 +326,7 @@ def index_fill(g: Ops, x: Value, dim: int, index: Value, value: Any) -> Value:
 
 def _max_unpool(n: int) -> Any:
     def apply(g: Ops, x: Value, index: Value, *sizes: Any) -> Value:
-        """Zeros, and `x` at flat places of the last `n` dimensions."""
+        """Zeros with `x` at flat positions of the last `n` dimensions."""
         lead = list(x.shape[:-n])
         flat = [*lead, math.prod(x.shape[-n:])]
         zeros = g.full([*lead, math.prod(g.shape[-n:])], 0, x.dtype)

@@ -34,7 +34,7 @@ def _tanh_argument(g: Ops, x: Value) -> Value:
 
 
 def _gelu_gate(g: Ops, x: Value, approximate: str) -> Value:
-    """What GELU multiplies x by."""
+    """The factor that GELU multiplies x by."""
     if approximate == "tanh":
         inner = g.op("Tanh", _tanh_argument(g, x))
     else:
@@ -43,7 +43,7 @@ def _gelu_gate(g: Ops, x: Value, approximate: str) -> Value:
 
 
 def _gelu_slope(g: Ops, x: Value, approximate: str) -> Value:
-    """The gate's own slope."""
+    """The derivative of the factor."""
     if approximate == "tanh":
         tanh = g.op("Tanh", _tanh_argument(g, x))
         steep = g.mul(g.add(g.mul(g.op("Square", x), 3 * 0.044715), 1.0), math.sqrt(2 / math.pi))
@@ -78,7 +78,7 @@ def silu_backward(g: Ops, dy: Value, x: Value) -> Value:
 
 @rule(aten.leaky_relu.default)
 def leaky_relu(g: Ops, x: Value, negative_slope: float = 0.01) -> Value:
-    if x.dtype == torch.float64:  # the attribute has the digits of a float32
+    if x.dtype == torch.float64:  # the attribute is printed with the digits of a float32
         scaled = g.mul(x, negative_slope)
         return g.op("Select", g.op("Greater", x, g.number(0, x.dtype)), x, scaled)
     return g.op("LeakyRelu", x, negative_slope=float(negative_slope))
@@ -96,7 +96,7 @@ def threshold(g: Ops, x: Value, threshold: Any, value: Any) -> Value:
 
 
 def _is_at_most(g: Ops, x: Value, limit: Any) -> Value:
-    """As eager compares: whole numbers with the limit cut off, short floats with it unrounded."""
+    """A limit as eager compares it: truncated for integers, unrounded for 16-bit floats."""
     if isinstance(limit, float) and not x.dtype.is_floating_point:
         limit = math.trunc(limit)
     wide = g.wide(x) if x.dtype.is_floating_point else x
@@ -131,7 +131,7 @@ def hardswish_backward(g: Ops, dy: Value, x: Value) -> Value:
 def hardsigmoid_backward(g: Ops, dy: Value, x: Value) -> Value:
     inside = g.op("LogicalAnd", g.op("Greater", x, g.number(-3, x.dtype)),
                   g.op("Less", x, g.number(3, x.dtype)))  # fmt: skip
-    # 1/6 as float32 has it, which eager multiplies by in float64, too
+    # 1/6 in float32, by which eager multiplies in float64, too
     return g.where(inside, g.mul(dy, 0.1666666716337204), 0.0, g.dtype)
 
 
@@ -208,7 +208,7 @@ def _per_dimension(values: Sequence[Any], rank: int) -> list[int]:
 
 
 class Window:
-    """A convolution's geometry in attributes; one spatial dimension is taken as two."""
+    """A convolution's geometry as attributes; one spatial dimension becomes two."""
 
     def __init__(
         self, x: Value, stride: Any, padding: Any, dilation: Any, output_padding: Any, groups: int
@@ -244,7 +244,8 @@ class Window:
 
 
 def _around(x: Value, padding: Sequence[Any]) -> list[Any]:
-    """What symbolic padding adds before and after each dimension; nothing where it is plain."""
+    """Symbolic padding, added before and after each dimension; nothing where padding is
+    constant."""
     if all(isinstance(p, int) for p in padding):
         return []
     listed = list(padding) * (x.ndim - 2) if len(padding) == 1 else list(padding)
@@ -312,7 +313,7 @@ def convolution_backward(
     wide, filters, wide_dy = (window.widen(g, v) for v in (x, weight, dy))
     results: list[Value | None] = [None, None, None]
     prefix, attrs = window.prefix, window.attrs
-    # a transposed convolution is the gradient of a plain one: their roles change places
+    # a transposed convolution is the gradient of a convolution: input and gradient are exchanged
     source, grad = (wide_dy, wide) if transposed else (wide, wide_dy)
     if mask[0]:
         if transposed:

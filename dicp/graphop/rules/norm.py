@@ -118,7 +118,7 @@ def _batch_normalized(
     return g.cast(y, x.dtype)
 
 
-# ---- batch norm in training: the vendor's operators, or the arithmetic they stand for ------------
+# ---- batch norm in training: the vendor's operators, or their composition ----------------------
 
 
 def _as_image(g: Ops, x: Value) -> Value:
@@ -185,7 +185,7 @@ def batch_norm_train(
     g: Ops, x: Value, weight: Value | None, bias: Value | None, mean: Value, var: Value,
     training: bool, momentum: float, eps: float,
 ) -> tuple[Value, ...]:  # fmt: skip
-    """The result, what backward needs, and the new running mean and variance."""
+    """The result, the values saved for backward, and the new running mean and variance."""
     if not training:
         y = _batch_normalized(g, x, weight, bias, mean, _rstd(g, var, eps), var, eps)
         empty = [g.full([0], 0, m.dtype) for m in g.meta[1:3]]

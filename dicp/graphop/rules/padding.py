@@ -55,7 +55,7 @@ def _clamped_place(g: Ops, place: Value, last: Value) -> Value:
 
 
 def padded_places(g: Ops, size: Any, before: Any, after: Any, fold: Any) -> Value:
-    """Where each element of a padded dimension comes from."""
+    """The source of each element of a padded dimension."""
     places = g.add(g.arange(size + before + after), g.number(-before, torch.int64))
     return fold(g, places, g.number(size - 1, torch.int64))
 
@@ -72,7 +72,7 @@ def _take_padded(g: Ops, x: Value, widths: Sequence[Any], fold: Any) -> Value:
 
 
 def _give_padded(g: Ops, dy: Value, x: Value, widths: Sequence[Any], fold: Any) -> Value:
-    """Each gradient added where its element came from."""
+    """Each gradient added at its element's source."""
     dtype = dy.dtype
     dy = g.wide(dy)
     for k in range(0, len(widths), 2):

@@ -27,14 +27,14 @@ def _listed(values: Any, rank: int, default: Sequence[int]) -> list[int]:
 def _axis_places(
     g: Ops, count: Any, kernel: int, stride: int, padding: int, dilation: int
 ) -> Value:
-    """(count, kernel): where each element of each window stands along one dimension."""
+    """(count, kernel): the position of each element of each window along one dimension."""
     starts = g.add(g.mul(g.arange(count), stride), -padding)
     steps = g.mul(g.arange(kernel), dilation)
     return g.add(g.reshape(starts, [count, 1]), g.reshape(steps, [1, kernel]))
 
 
 class Windows:
-    """Positions of all windows over the last `rank` dimensions, flattened, and which exist."""
+    """Positions of all windows over the last `rank` dimensions, flattened, and which are inside."""
 
     def __init__(
         self, g: Ops, x: Value, out: Sequence[Any], kernel: Sequence[int], stride: Sequence[int],
@@ -93,9 +93,9 @@ def _max_with_indices(
 
 
 def _place_of_max(g: Ops, windows: Windows, picked: Value) -> Value:
-    """Where each window's maximum is for eager: at the last NaN, else at the first of the largest.
+    """The position of each window's maximum in eager: the last NaN, else the first of the largest.
 
-    No element outside counts, not even where all inside are as low.
+    No position outside counts, not even where all elements inside are the lowest number.
     """
     last = picked.ndim - 1
     order = g.arange(windows.area, torch.float32)
@@ -145,7 +145,7 @@ def _tuple(value: Any) -> Sequence[int]:
 
 
 def _max_backward(g: Ops, dy: Value, x: Value, indices: Value, rank: int) -> Value:
-    """Each gradient added where its maximum was."""
+    """Each gradient added at its maximum's position."""
     lead = list(x.shape[: x.ndim - rank])
     size = math.prod(x.shape[x.ndim - rank :])
     count = math.prod(dy.shape[dy.ndim - rank :])
@@ -229,7 +229,7 @@ def avg_pool2d_backward(
 
 
 class Averages:
-    """Windows of an average over the last dimensions, and what each sum is divided by."""
+    """Windows of an average over the last dimensions, and the divisor of each sum."""
 
     def __init__(
         self, g: Ops, x: Value, out: Sequence[Any], kernel: Any, stride: Any, padding: Any,
@@ -285,7 +285,7 @@ def _average_backward(
     g: Ops, dy: Value, x: Value, rank: int, kernel: Any, stride: Any, padding: Any, ceil_mode: bool,
     count_include_pad: bool, divisor: int | None,
 ) -> Value:  # fmt: skip
-    """Each window's gradient, divided, added to all elements of the window."""
+    """Each window's divided gradient, added to all elements of the window."""
     mean = Averages(
         g, x, dy.shape[-rank:], kernel, stride, padding, ceil_mode, count_include_pad, divisor
     )
@@ -341,7 +341,7 @@ def adaptive_max_pool2d(g: Ops, x: Value, output_size: Sequence[Any]) -> tuple[V
 
 
 def _shares(g: Ops, size: Any, out: Any, dtype: torch.dtype) -> Value:
-    """(out, size): what each element adds to the mean of each window along one dimension."""
+    """(out, size): the weight of each element in the mean of each window along one dimension."""
     window = g.reshape(g.arange(out), [out, 1])
     place = g.reshape(g.arange(size), [1, size])
     count = g.number(out, torch.int64)
@@ -366,7 +366,7 @@ def between(g: Ops, rows: Value, x: Value, columns: Value) -> Value:
 
 
 def _for_each(g: Ops, matrix: Value, batch: Sequence[Any]) -> Value:
-    """The matrix once for each of a batch."""
+    """The matrix repeated for each of a batch."""
     alone = g.reshape(matrix, [*([1] * len(batch)), *matrix.shape])
     return g.broadcast(alone, [*batch, *matrix.shape])
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from dicp.graphop.operators import REDUCED_FLOATS, NoRule, Ops, Value, axes_of
+from dicp.graphop.operators import NoRule, Ops, Value, axes_of
 from dicp.rules import RuleTable
 
 aten = torch.ops.aten
@@ -115,7 +115,7 @@ def variance(
     """Variance and mean, from the centered values, in at least float32.
 
     The mean of equal numbers is rounded as by the vendor's operator, where eager's may be exact:
-    bounds for it would be two more reductions.
+    bounding it would take two more reductions.
     """
     axes = axes_of(dims, x.ndim)
     wide = g.wide(x)
@@ -338,7 +338,7 @@ def mode(g: Ops, x: Value, dim: int = -1, keepdim: bool = False) -> tuple[Value,
 
 @rule(aten.median.dim)
 def median_dim(g: Ops, x: Value, dim: int, keepdim: bool = False) -> tuple[Value, Value]:
-    """The lower of the two middle values; the first NaN, if there is one."""
+    """The lower of the two middle values; NaN if there is any."""
     if x.ndim == 0:
         return g.op("Identity", x), g.full([], 0, torch.int64)
     dim %= x.ndim
@@ -363,6 +363,3 @@ def median(g: Ops, x: Value) -> Value:
     if is_empty(g, x):
         raise NoRule("the median of nothing")
     return median_dim(g, g.reshape(x, [math.prod(x.shape)]), 0)[0]
-
-
-__all__ = ["REDUCED_FLOATS", "RULES"]

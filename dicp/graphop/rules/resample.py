@@ -1,4 +1,4 @@
-"""Images made smaller with a filter: products with matrices of weights, one per dimension."""
+"""Antialiased downsampling: products with matrices of weights, one per dimension."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ rule = RULES.register
 
 
 def _scale(size: Any, out: Any, align_corners: bool, given: float | None) -> Any:
-    """How many elements of the input there are for one of the result."""
+    """The number of the input's elements per element of the result."""
     if align_corners:
         return (size - 1) / (out - 1) if out != 1 else 0.0
     return 1.0 / given if given else size / out
@@ -26,7 +26,8 @@ def _scale(size: Any, out: Any, align_corners: bool, given: float | None) -> Any
 def _weights(
     g: Ops, size: Any, out: Any, align_corners: bool, given: float | None, dtype: torch.dtype
 ) -> Value:
-    """(out, size): a triangle around each result's place, as wide as the step between two."""
+    """(out, size): a triangle around each result's position, as wide as the distance of two
+    results."""
     scale = _scale(size, out, align_corners, given)
     place = g.reshape(g.arange(out, dtype), [out, 1])
     center = g.mul(g.add(place, 0.5), g.number(scale, dtype))

@@ -1,4 +1,4 @@
-"""Views, slices, joins: where numbers stand, not what they are."""
+"""Views, slices, joins: operators that move elements and do not change them."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def from_start(g: Ops, index: Any, size: Any) -> Any:
 
 
 def clamped(g: Ops, index: Any, size: Any, default: Any) -> Any:
-    """A slice's start or end as Python counts it, within 0 and `size`."""
+    """A slice's start or end as Python clamps it, within 0 and `size`."""
     if index is None or (isinstance(index, int) and index >= 2**62):
         return default if index is None else size
     index = from_start(g, index, size)
@@ -165,9 +165,9 @@ def as_strided_of(
 
 
 def _in_memory(g: Ops, x: Value) -> tuple[Value, tuple[int, ...], Any]:
-    """The first argument as it lies in memory, the order of its dimensions there, where it begins.
+    """The first argument in its memory's order, that order of its dimensions, and its offset.
 
-    Raises NoRule for one with gaps, between which others may lie.
+    Raises NoRule for an argument with gaps, in which other tensors may be.
     """
     fake = g.sources[0]
     assert fake is not None
@@ -184,7 +184,7 @@ def _check_inside(
     fake = g.sources[0]
     assert fake is not None
     if g.same(fake.untyped_storage().nbytes(), math.prod(x.shape) * x.dtype.itemsize):
-        return  # there is nothing beyond
+        return  # nothing is beyond it
     last = offset + sum((s - 1) * t for s, t in zip(shape, strides, strict=True))
     inside = [offset >= 0, last < math.prod(x.shape)]
     if not all(test is True or statically_known_true(test) for test in inside):
@@ -266,7 +266,7 @@ def diagonal_scatter(
 
 
 def _spread_diagonal(g: Ops, source: Value, rows: Any, columns: Any, offset: int) -> Value:
-    """(..., n) as (..., rows, columns), each row holding its own element everywhere."""
+    """(..., n) as (..., rows, columns), each row filled with its own element."""
     before = max(-offset, 0)
     after = rows - before - source.shape[-1]
     padded = pad(g, source, [before, after])
@@ -383,4 +383,4 @@ VIEWS = frozenset({
     aten.unfold.default, aten.split.Tensor, aten.split_with_sizes.default, aten.unbind.int,
     aten.narrow.default, aten.broadcast_to.default, aten.as_strided.default,
 })  # fmt: skip
-"""Ops that eager answers with a view."""
+"""Operators whose result is a view in eager."""

@@ -1,4 +1,4 @@
-"""What some vendors have as one operator: special functions, masks, counts, sampling."""
+"""Operators that some vendors have as one: special functions, masks, counts, sampling."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ for _ops, _kind in (((aten.igamma, prims.igamma), "Igamma"),
 # ---- the gamma function --------------------------------------------------------------------------
 
 STEPS = 8
-"""How far the recurrence moves an argument before the asymptotic series is summed: from there on
-the series' first omitted term is below 1e-14."""
+"""Steps by which the recurrence moves an argument before the asymptotic series is summed: then the
+series' first omitted term is below 1e-14."""
 _LGAMMA = (1 / 12, -1 / 360, 1 / 1260, -1 / 1680, 1 / 1188, -691 / 360360, 1 / 156, -3617 / 122400)
 _DIGAMMA = (-1 / 12, 1 / 120, -1 / 252, 1 / 240, -1 / 132, 691 / 32760, -1 / 12, 3617 / 8160)
 """B(2k) / (2k (2k - 1)) and -B(2k) / 2k, of the Bernoulli numbers (DLMF 5.11)."""
@@ -69,8 +69,8 @@ def _gamma_function(kind: str, compose: Callable[[Ops, Value], Value]) -> Any:
 
 
 def _reflected(g: Ops, x: Value) -> tuple[Value, Value, Value]:
-    """Whether 1 - x stands in for x, the one of them that is at least 1/2, and how far x is above
-    the nearest integer."""
+    """Whether x is replaced by 1 - x, the one of them that is at least 1/2, and the distance of x
+    above the nearest integer."""
     low = g.op("Less", x, g.number(0.5, x.dtype))
     return low, g.where(low, g.sub(1.0, x), x, x.dtype), g.sub(x, g.op("Round", x))
 
@@ -95,7 +95,7 @@ def _lgamma(g: Ops, x: Value) -> Value:
 
 
 def _digamma(g: Ops, x: Value) -> Value:
-    """The derivative of `_lgamma`; at integers that are not positive it is none, at +-0 -+inf."""
+    """The derivative of `_lgamma`; NaN at negative integers, -+inf at +-0."""
     low, y, offset = _reflected(g, x)
     small = g.op("Less", y, g.number(float(STEPS), y.dtype))
     sums = g.div(1.0, y)
@@ -131,7 +131,7 @@ def masked_scatter_backward(g: Ops, dy: Value, mask: Value, sizes: Any) -> Value
     flat = g.reshape(g.broadcast(mask, dy.shape), [count])
     numbers = g.op("Cumsum", g.cast(flat, torch.int64), g.const(0, torch.int64))
     place = g.where(flat, g.add(numbers, -1), size, torch.int64)
-    last = g.reshape(place, [count, 1])  # what is not under the mask goes behind the end
+    last = g.reshape(place, [count, 1])  # unmasked elements go behind the end
     zeros = g.full([size + 1], 0, dy.dtype)
     out = g.op("ScatterNDUpdate", zeros, last, g.reshape(dy, [count]))
     return g.reshape(g.slice(out, 0, 0, size), list(sizes))

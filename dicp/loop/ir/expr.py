@@ -465,8 +465,3 @@ def _show_one(expr: Expr, shown: dict[Expr, str]) -> str:
         return expr.name
     name = f"{expr.op}.{str(expr.dtype).removeprefix('torch.')}" if expr.op == "cast" else expr.op
     return f"{name}({', '.join(shown[a] for a in expr.args)})"
-
-
-def show_index(index: Index) -> str:
-    """`index` as readable text, with the expressions of its indirect atoms."""
-    return index_text(index, show)

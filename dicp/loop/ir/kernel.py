@@ -12,7 +12,7 @@ import torch
 
 from dicp.loop.ir import expr as ir
 from dicp.loop.ir.expr import Expr, Read, Ref
-from dicp.loop.ir.index import Index, Size, Var
+from dicp.loop.ir.index import Index, Size, Var, index_text
 from dicp.origin import Origin
 
 
@@ -226,7 +226,7 @@ _DIGEST_LENGTH = 12
 
 def _stmt_text(stmt: Stmt) -> str:
     if isinstance(stmt, Store):
-        place = f"{stmt.ref}[{ir.show_index(stmt.index)}]"
+        place = f"{stmt.ref}[{index_text(stmt.index, ir.show)}]"
         return f"{place} {stmt.op}= {ir.show(stmt.value)}"
     verb = _VERBS[type(stmt)]
     op = f" {stmt.op}" if isinstance(stmt, (Reduce, Scan)) else ""

@@ -11,6 +11,7 @@ from dicp.loop.ir.index import product
 from dicp.loop.lowering.core import Lowering, Value
 from dicp.loop.lowering.layout import sizes_of
 from dicp.loop.lowering.pointwise import compare, elementwise, minimum, select, sigmoid_of, unary
+from dicp.loop.lowering.views import narrow, wrap
 from dicp.rules import RuleTable
 
 aten = torch.ops.aten
@@ -49,7 +50,7 @@ def threshold(lw: Lowering, x: Value, limit: Any, value: Any) -> Value:
     dtype = x.dtype
     return elementwise(
         lw, (x,),
-        # eager compares with the limit itself, not with one that is rounded to a short float
+        # eager compares with the limit itself, not with one rounded to a 16-bit float
         lambda x: select(compare("le", x, lw.scalar(limit, dtype)), lw.element(value, dtype), x),
     )  # fmt: skip
 
@@ -152,8 +153,6 @@ def soft_margin_loss_backward(
 
 
 def _halves(lw: Lowering, x: Value, dim: int) -> tuple[Value, Value]:
-    from dicp.loop.lowering.views import narrow, wrap
-
     axis = wrap(dim, x.ndim)
     half = sizes_of(lw.meta().shape)[axis]
     return narrow(lw, x, axis, 0, 1, half), narrow(lw, x, axis, half, 1, half)
@@ -170,6 +169,3 @@ def prelu_backward(lw: Lowering, g: Value, x: Value, weight: Value) -> tuple[Val
         lw.map(lambda g, x, w: select(compare("gt", x, 0.0), g, g * w), g, x, weight),
         lw.map(lambda g, x: select(compare("gt", x, 0.0), 0.0, g * x), g, x),
     )
-
-
-__all__ = ["ACTIVATION"]

@@ -328,7 +328,8 @@ class GraphBuilder:
         return self.realize(value, strides) if found is None else found
 
     def _in_memory(self, value: Value, strides: Sequence[Size] | None) -> Ref | None:
-        """A Ref of the elements where they lie; None if they have other strides, or none."""
+        """A Ref of the elements where they are in memory; None if they have other strides, or
+        none."""
         shape, ref = value.shape, value.ref
         flat = flatten(value.coords, ref.strides, 0) if ref.strides or not ref.shape else None
         if flat is None or not flat.is_affine:
@@ -337,7 +338,7 @@ class GraphBuilder:
         if strides is not None and not same_layout(shape, own, tuple(strides)):
             return None
         self._force(ref)
-        # Libraries tell layouts apart by the strides of axes of size 1, too.
+        # Libraries distinguish layouts by the strides of axes of size 1, too.
         asked = ref.strides if strides is None else tuple(strides)
         same = shape == ref.shape and same_layout(shape, own, ref.strides)
         if same and flat.const == 0 and asked == ref.strides:
@@ -346,7 +347,7 @@ class GraphBuilder:
         return Ref(self._name("v"), shape, ref.dtype, exact, "alias", flat.const, base=ref)
 
     def _before_copy(self, value: Value) -> Value | None:
-        """The same elements in the tensor that `value`'s is a copy of, where that is unchanged."""
+        """The same elements in the tensor of which `value`'s is a copy, if that is unchanged."""
         copy = value.ref.producer
         if not isinstance(copy, Compute) or copy.kind != "pointwise":
             return None

@@ -66,9 +66,9 @@ def rows_of(lw: Lowering, value: Value) -> Ref:
 
 
 def plain_attention(op: Any) -> Any:
-    """A rule that calls attention `op`, which takes the last stride of its operands for 1.
+    """A rule that calls attention `op`, which assumes a last stride of 1.
 
-    Layouts are assigned after attention was found: an operand may come in another one since.
+    Layouts are assigned after attention was found: an operand may have been converted since.
     """
 
     def lowered(lw: Lowering, *args: Any, attn_mask: Any = None, **kwargs: Any) -> Any:
@@ -119,6 +119,3 @@ def _full_outs(metas: Sequence[Any], mask: Sequence[bool]) -> list[torch.Tensor]
         m if on and isinstance(m, torch.Tensor) else like.new_empty((0,))
         for m, on in zip(metas, mask, strict=True)
     ]
-
-
-__all__ = ["LIBRARY", "bias_gradient", "plain", "plain_attention", "rows_of"]

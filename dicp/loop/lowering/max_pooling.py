@@ -15,6 +15,7 @@ import torch
 from dicp.loop.ir import expr as ir
 from dicp.loop.ir.expr import Expr, apply, cast, const
 from dicp.loop.ir.index import Index, Size, contiguous_strides, flatten, floordiv, mod, product
+from dicp.loop.ir.ops import identity_of
 from dicp.loop.lowering.core import Lowering, Value
 from dicp.loop.lowering.indexing import Indices, clamped, proven
 from dicp.loop.lowering.layout import sizes_of
@@ -47,9 +48,7 @@ def maximum_with_index(lw: Lowering, x: Value, windows: Sequence[AnyWindow]) -> 
     if math.prod(counts) > MAX_ARGMAX:
         raise NoRule("maximum over a large window")
     strides = contiguous_strides(x.shape[-n:])
-    floating = x.dtype.is_floating_point
-    start = -math.inf if floating else _lowest(x.dtype)
-
+    start = identity_of("max", x.dtype)
     exact = any(isinstance(w, Window) and w.dilation != 1 for w in windows)
 
     def point(idx: Sequence[Index], k: Sequence[Index]) -> tuple[Expr, list[Index], Expr | None]:
@@ -75,7 +74,7 @@ def maximum_with_index(lw: Lowering, x: Value, windows: Sequence[AnyWindow]) -> 
     def larger(a: tuple[Expr, Expr], b: tuple[Expr, Expr]) -> tuple[Expr, Expr]:
         """The larger of two adjacent partial maxima (value, index); index -1 marks an empty one."""
         better = compare("gt", b[0], a[0])
-        if floating:
+        if x.dtype.is_floating_point:
             better = apply("bitwise_or", torch.bool, better, apply("isnan", torch.bool, b[0]))
         if exact:
             better = apply("bitwise_or", torch.bool, better, compare("lt", a[1], 0))
@@ -140,10 +139,6 @@ def maximum_of_symbolic(
         return ir.index_value(flatten(placed(idx, split(point)), strides))
 
     return largest, lw.pointwise(shape, torch.int64, chosen)
-
-
-def _lowest(dtype: torch.dtype) -> int:
-    return 0 if dtype == torch.bool else torch.iinfo(dtype).min
 
 
 def _max_pool(n: int) -> Callable[..., tuple[Value, Value]]:

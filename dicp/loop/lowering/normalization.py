@@ -46,8 +46,8 @@ def _scale_shift(
 
 
 def _mean_of(x: Value, axes: Sequence[int], saved: Value) -> Value:
-    """The saved mean, or `x` where that is its own mean: the saved one is rounded to a short float,
-    and `x`, computed again for the backward pass, may be not, or by other steps."""
+    """The saved mean, or `x` where that is its own mean: the saved one is rounded to a 16-bit
+    float, while `x`, rematerialized in backward, may not be, or by other steps."""
     return x if count_of(x, axes) == 1 else saved
 
 

@@ -12,7 +12,7 @@ from dicp.loop.ir import expr as ir
 from dicp.loop.ir.expr import Expr, apply, cast, const, opmath
 from dicp.loop.ir.index import Index
 from dicp.loop.lowering.core import Lowering, Value
-from dicp.loop.lowering.layout import broadcast_shapes, sizes_of
+from dicp.loop.lowering.layout import sizes_of
 from dicp.rules import NoRule, RuleTable
 
 aten = torch.ops.aten
@@ -396,7 +396,7 @@ def silu_backward(lw: Lowering, g: Value, x: Value) -> Value:
 
 @rule(aten.threshold_backward)
 def threshold_backward(lw: Lowering, g: Value, x: Value, threshold: Any) -> Value:
-    limit = lw.scalar(threshold, lw.meta().dtype)  # not rounded to a short float, as in eager
+    limit = lw.scalar(threshold, lw.meta().dtype)  # not rounded to a 16-bit float, as in eager
     return elementwise(lw, (g, x), lambda g, x: select(compare("le", x, limit), 0, g))
 
 
@@ -489,6 +489,3 @@ POINTWISE.update({
     aten.tanh_backward: lambda lw, g, y: elementwise(lw, (g, y), lambda g, y: g * (1.0 - y * y)),
     aten.hardtanh: lambda lw, x, low=-1.0, high=1.0: clamp(lw, x, low, high),
 })  # fmt: skip
-
-
-__all__ = ["POINTWISE", "broadcast_shapes", "compare", "elementwise", "select"]

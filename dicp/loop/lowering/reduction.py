@@ -160,7 +160,7 @@ def moments(
 ) -> tuple[Value, Value]:
     """Mean and variance along `axes` (kept with size 1), by the corrected two-pass algorithm.
 
-    The sum of the distances from the quotient of sum and count corrects both: the mean of equal
+    The sum of the deviations from the quotient of sum and count corrects both: the mean of equal
     numbers is that number, and their variance 0.
 
     Source: Chan, Golub and LeVeque, Algorithms for Computing the Sample Variance, 1983.
@@ -180,7 +180,7 @@ def moments(
     share = apply("minimum", dtype, (size + 4.0) * eps, ir.const(MAX_CANCELLED, dtype))
 
     def mean(quotient: Expr, rest: Expr, squares: Expr) -> Expr:
-        # Below that, what is left is the error of its own sum; NaN beside infinities.
+        # Below that, the correction is the error of its own sum; NaN beside infinities.
         shifted = compare("ge", rest * (rest / size), squares * (LEAST_SHIFT * eps) ** 2)
         return select(shifted, quotient + rest / size, quotient)
 

@@ -51,5 +51,3 @@ def _rule(op: str) -> Callable[..., Value]:
 
 SCAN.add(aten.cumsum.default, _rule("sum"))
 SCAN.add(aten.cumprod.default, _rule("prod"))
-
-__all__ = ["SCAN", "scan"]

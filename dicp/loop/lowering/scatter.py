@@ -24,13 +24,11 @@ from dicp.loop.lowering.indexing import (
 )
 from dicp.loop.lowering.pointwise import compare, maximum, select
 from dicp.loop.lowering.views import wrap
+from dicp.loop.thresholds import MIN_SCATTER_RATIO
 from dicp.rules import NoRule, RuleTable
 
 aten = torch.ops.aten
 SCATTER = RuleTable()
-FAR_LARGER = 4
-"""How many times a tensor must be larger than the slices that are scattered into it, so that a copy
-of it in float32 costs more than one of each slice."""
 rule = SCATTER.register
 
 
@@ -82,15 +80,15 @@ def _scattered_along(
 
     if op not in ("sum", "prod") or lw.combined_in(x.dtype) not in REDUCED_FLOATS:
         return scattered(lw, x, shape, body, target, op)
-    if _is_far_larger(x, shape) and _is_same_along(place, dim, shape):
+    if _copies_slices_only(x, shape) and _is_same_along(place, dim, shape):
         return _in_slices(lw, x, dim, shape, body, target, op)
     return scattered(lw, x, shape, body, target, op, torch.float32)
 
 
-def _is_far_larger(x: Value, shape: Sequence[Size]) -> bool:
+def _copies_slices_only(x: Value, shape: Sequence[Size]) -> bool:
     """Whether slices of float32 for each source cost less than a copy of `x` in float32."""
     own, source = product(x.shape), product(shape)
-    return isinstance(own, int) and isinstance(source, int) and own > FAR_LARGER * source
+    return isinstance(own, int) and isinstance(source, int) and own > MIN_SCATTER_RATIO * source
 
 
 def _is_same_along(
@@ -236,9 +234,9 @@ def _reduced(
     lw: Lowering, x: Value, reduce: str, include_self: bool,
     put: Callable[[Value, float | None, str], Value],
 ) -> Value:  # fmt: skip
-    """`x` with the given values combined into it by `reduce`.
+    """`x` with values combined into it by `reduce`.
 
-    `put(x, number, op)` combines the given values into `x`, or that number in the place of each.
+    `put(x, number, op)` combines the values into `x`, or in place of each of them that number.
     """
     op = _REDUCE.get(reduce, "sum")
     if reduce != "mean" and include_self:

@@ -18,5 +18,3 @@ for _op in (
     aten.bucketize.Tensor, aten.bucketize.Scalar,
 ):  # fmt: skip
     SORT.add(_op, plain(_op), "library")
-
-__all__ = ["SORT"]

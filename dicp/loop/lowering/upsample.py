@@ -94,5 +94,3 @@ for _op in (
     aten.grid_sampler_3d_backward,
 ):  # fmt: skip
     UPSAMPLE.add(_op.default, plain(_op.default), "library")
-
-__all__ = ["UPSAMPLE"]

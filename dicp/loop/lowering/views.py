@@ -16,13 +16,10 @@ from dicp.loop.ir.index import (
     ZERO,
     Index,
     Size,
-    Var,
-    domain,
     floordiv,
     is_positive,
     mod,
     normal,
-    variable,
 )
 from dicp.loop.lowering.core import Lowering, Value
 from dicp.loop.lowering.layout import sizes_of, strides_of
@@ -472,6 +469,3 @@ def diagonal_scatter(
         return ir.cast(src.at([*rest, idx[a] + min(offset, 0)]), x.dtype)
 
     return _replaced(lw, x, a, inside, source)
-
-
-__all__ = ["VIEWS", "Var", "domain", "inside_bounds", "variable", "wrap"]

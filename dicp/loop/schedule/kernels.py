@@ -247,6 +247,3 @@ class _KernelBuilder:
             kind = "scatter" if scatter else "pointwise"
         origins = {o.node: o for n in group.computes() for o in n.origins}
         return nest.kernel(kind, tuple(origins.values()))
-
-
-__all__ = ["Schedule", "Step", "schedule"]

@@ -118,7 +118,7 @@ class Nest:
         for index, weight in [*self.indices(), *stores]:
             for var in index.variables():
                 c = index.coefficient(var)
-                stride = abs(_guess(c))
+                stride = abs(c) if isinstance(c, int) else GUESS
                 if stride == 1:
                     total[var] -= weight * ADJACENT
                 elif stride > 1:
@@ -158,10 +158,6 @@ class Nest:
         return Kernel(
             kind, tuple(renamed[:count]), tuple(renamed[count:]), tuple(self.phases), origins
         )
-
-
-def _guess(value: Size) -> int:
-    return value if isinstance(value, int) else GUESS
 
 
 def _divisions(index: Index) -> Iterable[FloorDiv | Mod]:

@@ -1,4 +1,4 @@
-"""What `python -m dicp doctor` says of Ascend: what is there, what is missing, how to mend it."""
+"""What `python -m dicp doctor` says of Ascend: what is there, what is missing, how to fix it."""
 
 from __future__ import annotations
 

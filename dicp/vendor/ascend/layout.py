@@ -239,6 +239,3 @@ class _Layout:
 def _is_zero(value: Value) -> bool:
     """Whether a value is the constant 0."""
     return value.node.kind == "const" and not any(value.node.attrs["numbers"])
-
-
-__all__ = ["order_of", "with_formats"]

@@ -129,7 +129,9 @@ class AscendTarget(GraphTarget):
         toolchain = find_toolchain(config)
         driver = self._driver(toolchain, cache)
         headers = (self._headers, cache)
-        shared = compile_shared(toolchain, unit.text, symbols=(ENTRY,), headers=headers)
+        shared = compile_shared(
+            toolchain, unit.text, symbols=(ENTRY,), headers=headers, origins=unit.origins
+        )
         define = address_of(self.name, shared, ENTRY)
         precision = PRECISION_MODES[config.precision]
         model = driver.build(define, unit.name, precision, unit.options)

@@ -6,7 +6,7 @@ import ctypes
 import os
 import platform
 import warnings
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -16,6 +16,7 @@ from dicp.cache import Cache, key_of
 from dicp.config import Config
 from dicp.errors import SimulatorForbiddenError, SimulatorWarning
 from dicp.graphop.simulator import HEADER_FLAGS, Headers, with_header
+from dicp.origin import Origin
 from dicp.vendor.ascend.installation import Cann, checked, device_count, locate_cann
 
 FOLDER = Path(__file__).parent
@@ -118,7 +119,7 @@ def _simulator_sources() -> list[str]:
 
 def compile_shared(
     toolchain: Toolchain, *sources: str, flags: tuple[str, ...] = (), symbols: Collection[str] = (),
-    headers: tuple[Headers, Cache] | None = None,
+    headers: tuple[Headers, Cache] | None = None, origins: Sequence[Origin] = (),
 ) -> bytes:  # fmt: skip
     """The shared object built from source texts, which defines `symbols`; for the simulator with
     `headers` parsed.
@@ -139,9 +140,7 @@ def compile_shared(
         libraries = toolchain.cann.libraries
         command += (f"-L{libraries}", f"-Wl,-rpath,{libraries}")
         command += tuple(f"-l{name}" for name in toolchain.cann.linked)
-    lines = [line for source in sources for line in source.splitlines()]
-    comments = [line.strip()[3:] for line in lines if line.startswith("  // ")]
-    return host.compile_shared(TARGET, command, files, symbols, sources=comments)
+    return host.compile_shared(TARGET, command, files, symbols, sources=[*map(str, origins)])
 
 
 def load_driver(toolchain: Toolchain, cache: Cache) -> ctypes.CDLL:

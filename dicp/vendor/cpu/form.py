@@ -22,6 +22,11 @@ Prefetch = tuple[Read, Var, int]
 """A load, and the loop by how many of whose steps it is prefetched ahead."""
 
 
+def divides(count: int, var: Var) -> bool:
+    """Whether a loop's size is a known multiple of `count`."""
+    return isinstance(var.size, int) and var.size % count == 0
+
+
 @dataclass(frozen=True)
 class Team:
     """A team of threads that divide the iterations of a loop, or of `collapse` nested loops."""
@@ -251,9 +256,9 @@ class Columns(HostForm):
     """Tiles of columns, row after row; if `split`, threads divide the rows of a single tile."""
 
     split: bool = False
-    blocks: frozenset[Reduce | Scan] = frozenset()
-    """Long floating sums, which go in blocks of rows."""
+    long: frozenset[Reduce | Scan] = frozenset()
+    """Long floating sums: their totals are in double."""
     block: int = 0
-    """Rows of such a block."""
-    jammed: bool = False
-    """Whether the last reduction loop is unrolled and jammed."""
+    """Rows of a block that are added up before they are added to the totals; 0: jammed rows."""
+    jam: int = 1
+    """Iterations of the last reduction loop that are unrolled and jammed."""

@@ -28,7 +28,7 @@ def _taken(lw: Lowering, x: Value, w: Value, *bias: Value) -> bool:
     Measured in bfloat16: it saves copying the bias, and loses where it copies a transposed operand.
     """
     operands = (x, w, *bias)
-    if not has_onednn_linear() or any(
+    if not has_onednn_linear(x.dtype) or any(
         v.dtype != x.dtype or not _nonempty(v.shape) for v in operands
     ):
         return False

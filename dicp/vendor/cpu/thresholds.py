@@ -28,7 +28,7 @@ MOST_UNROLLED = 16
 SUM_LANES = 16
 """Sums that a vectorized loop over a row adds up at once."""
 SUM_ADDITIONS = 16
-"""Additions to a lane or column of a block of a long sum, whose results are then added to totals in
+"""Additions to a lane of a block of a long sum, whose results are then added to totals in
 double: the error grows with these only. A sum of more additions is long."""
 SHORT_ROW, SHORT_PREFETCHED_ROW = 2 * SUM_LANES, 64 * SUM_LANES
 """Elements of a row up to which a vectorized loop adds them without totals, and those where it
@@ -37,6 +37,11 @@ totals, rows of 40 to 1,024 elements had 1.2 to 1.5 times eager's error (root me
 60 seeds 3.4). With totals it is 0.55 to 0.72, and loops take 0.77 to 1.02 of the time."""
 SUM_BLOCK = SUM_ADDITIONS * SUM_LANES
 """Elements of a row per block of a vectorized loop."""
+SHORT_COLUMN, ROW_BLOCK = 64, 32
+"""Rows up to which column sums of UNROLL_AND_JAM rows are added to totals in double, and rows of a
+block of longer ones, whose sums are: blocks of 64 had 2.8 times eager's error at the worst of 30
+seeds. Sums of 64x512 to 8192x1024 elements take 0.92 to 1.03 of the time with those blocks, and
+0.68 to 0.99 where the number of rows is no multiple of UNROLL_AND_JAM."""
 COLUMN_TILE = 512
 """Columns of an outer reduction that have their accumulators in the L1 cache at a time: 4 KiB of
 doubles for each reduction."""
@@ -152,7 +157,7 @@ MAX_DOTS = 12
 dot products (`d_most_dots`): ceil(rows / 4) passes over a column in the L1 cache against packing
 it. On an AMD EPYC with AVX-512, 1 to 12 rows take 0.3 to 0.9 of the library's time."""
 MAX_BYTES_ROWS, MAX_OWN_BYTES_ROWS = 64, 512
-"""Rows up to which a product reads int8 weights as they lie, everywhere and where our kernel
+"""Rows up to which a product reads int8 weights unconverted, everywhere and where our kernel
 multiplies faster than BLAS. Otherwise they are converted in memory at every run.
 
 Time of one thread, relative to that with converted weights, 512x2048 to 4096x1024 weights, on an

@@ -195,13 +195,14 @@ def compile_shared(
     main: str,
     symbols: Collection[str] = (),
     stop: threading.Event | None = None,
+    sources: Sequence[str] = (),
 ) -> bytes:
-    """The shared object built from `main` (other files lie beside it), which defines `symbols`.
+    """The shared object built from `main`, which includes the other files and defines `symbols`.
 
-    Raises CompilerError with the compiler's first messages, and ToolchainError.
+    `sources`: the graph nodes that it computes, for messages. Raises CompilerError with the
+    compiler's first messages, and ToolchainError.
     """
     command = [toolchain.compiler, *toolchain.flags, main, "-o", host.OUTPUT, "-lm"]
-    comments = [line[3:] for line in files[main].splitlines() if line.startswith("// ")]
     return host.compile_shared(
-        TARGET, command, files, symbols, sources=comments, cautious=CAUTIOUS_FLAGS, stop=stop
+        TARGET, command, files, symbols, sources=sources, cautious=CAUTIOUS_FLAGS, stop=stop
     )

@@ -108,7 +108,9 @@ class Units:
     def kernels(self, texts: Mapping[str, str], sources: Sources) -> str:
         """The key of a unit of generated kernels, compiled if the cache lacks it."""
         key = key_of(sorted(texts.items()), self._identity)
-        self._compile(key, unit_text("prelude.h", texts, sources), self.toolchain, texts)
+        nodes = [node for name in texts for node in sources.get(name, ())]
+        text = unit_text("prelude.h", texts, sources)
+        self._compile(key, text, self.toolchain, texts, sources=nodes)
         for name, text in texts.items():
             self.cache.put("kernel", self._kernel_key(name, text), {"unit": key.encode()})
         return key
@@ -139,10 +141,11 @@ class Units:
         toolchain: Toolchain,
         symbols: Collection[str],
         name: str = "unit.cpp",
+        sources: Sequence[str] = (),
     ) -> None:
         def build() -> dict[str, bytes]:
             files = {name: text, **header_texts()}
-            shared = compile_shared(toolchain, files, name, tuple(symbols), self.stop)
+            shared = compile_shared(toolchain, files, name, tuple(symbols), self.stop, sources)
             return {"unit.so": shared, name: text.encode()}
 
         self.entries[key] = self.cache.get_or_build("unit", key, build)

@@ -3,21 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from dicp.cache import Cache
 from dicp.config import Config
-from dicp.gpu import build
-from dicp.gpu.build import Binary
+from dicp.gpu.build import Binary, Job
 from dicp.gpu.launch import LaunchPlan
 from dicp.vendor.maca.facts import LEAST_WAVE
 from dicp.vendor.maca.toolchain import defines_of, device_compiler, driver_api
 from dicp.vendor.maca.units import Units
-
-
-@dataclass(frozen=True)
-class Job(build.Job):
-    """A kernel that a unit will hold."""
 
 
 class Plan(LaunchPlan[Job]):

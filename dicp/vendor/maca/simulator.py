@@ -47,19 +47,18 @@ class HostCompiler:
     def identity(self) -> str:
         return key_of(self.version, *self.command, *header_texts().values())
 
-    def compile(self, text: str, names: Sequence[str], sources: Sequence[str]) -> bytes:
+    def compile(self, text: str, names: Sequence[str]) -> bytes:
         command = [*self.command, UNIT, "-o", host.OUTPUT, "-lm"]
         files = {UNIT: text, **header_texts()}
-        return host.compile_shared(TARGET, command, files, symbols(names), sources=sources)
+        return host.compile_shared(TARGET, command, files, symbols(names))
 
 
 def host_compiler(config: Config) -> HostCompiler:
     """Raises ToolchainError where there is none."""
     command, version = host.find_compiler(TARGET, config.cxx)
-    checked = ["-DD_CHECKED"] if config.vendor["maca_checked"] else []
-    return HostCompiler(
-        (*command, *FLAGS, *checked, f"-DD_WAVE={config.vendor['maca_wave']}"), version
-    )
+    defines = [f"-DD_WAVE={config.vendor['maca_wave']}"]
+    defines += ["-DD_CHECKED"] if config.vendor["maca_checked"] else []
+    return HostCompiler((*command, *FLAGS, *defines), version)
 
 
 def symbols(names: Sequence[str]) -> list[str]:

@@ -34,7 +34,7 @@ from dicp.vendor.maca.simulator import OPTIONS as SIMULATOR_OPTIONS
 from dicp.vendor.maca.simulator import Simulator, host_compiler
 from dicp.vendor.maca.toolchain import OPTIONS as DEVICE_OPTIONS
 from dicp.vendor.maca.toolchain import device_compiler, driver_api, find_mxcc
-from dicp.vendor.maca.units import Units, unit_text
+from dicp.vendor.maca.units import Compiler, Units, unit_text
 
 
 class MacaLowering(GpuLowering):
@@ -69,7 +69,8 @@ class MacaTarget(GpuTarget):
 
     def allow_simulator(self, config: Config) -> None:
         if config.runs_on == "device":
-            device_compiler(config)  # names what is missing
+            device_compiler(config)
+            self._driver(config)  # each names what is missing
         super().allow_simulator(config)
 
     # ---- from graph to source -------------------------------------------------------------------
@@ -117,10 +118,8 @@ class MacaTarget(GpuTarget):
         return not torch.cuda.is_available()
 
     def fingerprint(self, config: Config) -> str:
-        deterministic = str(torch.are_deterministic_algorithms_enabled())
-        if torch.cuda.is_available():
-            return key_of(device_compiler(config).identity, deterministic)
-        return key_of(host_compiler(config).identity, deterministic)
+        find: Callable[..., Compiler] = host_compiler if self.simulated(config) else device_compiler
+        return key_of(find(config).identity, str(torch.are_deterministic_algorithms_enabled()))
 
     def doctor(self, config: Config) -> list[Check]:
         checks = [
@@ -128,8 +127,7 @@ class MacaTarget(GpuTarget):
             _checked("runtime library", lambda: self._driver(config).api.launch),
         ]
         if torch.cuda.is_available():
-            checks.append(Check("device", True, torch.cuda.get_device_name()))
-            return checks
+            return [*checks, Check("device", True, torch.cuda.get_device_name())]
         allowed = config.runs_on != "device"
         detail = "no GPU: CPU tensors are run by an emulation"
         # Without a device nothing but the host's compiler is needed.
@@ -150,7 +148,7 @@ def _checked(name: str, find: Callable[[], str]) -> Check:
 
 def _test_build(config: Config) -> str:
     text = unit_text({"test": TEST_KERNEL}, {})
-    host_compiler(config).compile(text, ["test"], [])
+    host_compiler(config).compile(text, ["test"])
     return "a test kernel compiles"
 
 

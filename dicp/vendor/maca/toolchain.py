@@ -61,9 +61,9 @@ class Mxcc:
     def identity(self) -> str:
         return key_of(self.version, *self.command, *self.defines, *header_texts().values())
 
-    def compile(self, text: str, names: Sequence[str], sources: Sequence[str]) -> bytes:
+    def compile(self, text: str, names: Sequence[str]) -> bytes:
         command = [*self.command, *self.defines, UNIT, "-o", host.OUTPUT]
-        return host.compile_file(TARGET, command, {UNIT: text, **header_texts()}, sources=sources)
+        return host.compile_file(TARGET, command, {UNIT: text, **header_texts()})
 
 
 def find_mxcc(config: Config, defines: tuple[str, ...] = ()) -> Mxcc:
@@ -98,21 +98,19 @@ class Nvrtc:
     def identity(self) -> str:
         major, minor = ctypes.c_int(), ctypes.c_int()
         _nvrtc().nvrtcVersion(ctypes.byref(major), ctypes.byref(minor))
-        version = f"nvrtc {major.value}.{minor.value}"
-        return key_of(version, *self.flags, *header_texts().values())
+        return key_of(f"nvrtc {major.value}.{minor.value}", *self.flags, *header_texts().values())
 
-    def compile(self, text: str, names: Sequence[str], sources: Sequence[str]) -> bytes:
+    def compile(self, text: str, names: Sequence[str]) -> bytes:
         library, program, headers = _nvrtc(), ctypes.c_void_p(), header_texts()
         _check(library.nvrtcCreateProgram(
             ctypes.byref(program), text.encode(), UNIT.encode(), len(headers),
             _texts(list(headers.values())), _texts(list(headers)),
         ))  # fmt: skip
         try:
-            flags = _texts(self.flags)
-            if library.nvrtcCompileProgram(program, len(self.flags), flags):
+            if library.nvrtcCompileProgram(program, len(self.flags), _texts(self.flags)):
                 log = _output(library.nvrtcGetProgramLogSize, library.nvrtcGetProgramLog, program)
                 command = ["nvrtc", *self.flags, UNIT]
-                raise CompilerError(TARGET, command, log.rstrip(b"\0").decode(), sources)
+                raise CompilerError(TARGET, command, log.rstrip(b"\0").decode())
             return _output(library.nvrtcGetCUBINSize, library.nvrtcGetCUBIN, program)
         finally:
             library.nvrtcDestroyProgram(ctypes.byref(program))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -11,6 +12,7 @@ from typing import Protocol
 
 from dicp.cache import Cache, Entry, key_of
 from dicp.codegen.spelling import SCALAR_HEADER, header_text
+from dicp.errors import CompilerError
 from dicp.template import render_template
 from dicp.toolchain import OUTPUT
 from dicp.vendor.maca.thresholds import SMALL_UNIT
@@ -31,7 +33,7 @@ class Compiler(Protocol):
     def identity(self) -> str:
         """Everything besides the text that its output depends on."""
 
-    def compile(self, text: str, names: Sequence[str], sources: Sequence[str]) -> bytes:
+    def compile(self, text: str, names: Sequence[str]) -> bytes:
         """The unit with the kernels `names`. Raises CompilerError and ToolchainError."""
 
 
@@ -77,8 +79,11 @@ class Units:
         text = unit_text(bodies, comments)
 
         def build() -> dict[str, bytes]:
-            sources = [line for name in bodies for line in comments.get(name, ())]
-            content = self.compiler.compile(text, list(bodies), sources)
+            try:
+                content = self.compiler.compile(text, list(bodies))
+            except CompilerError as error:
+                sources = _refused(text, error.diagnostics, comments)
+                raise CompilerError(TARGET, error.command, error.diagnostics, sources) from None
             return {OUTPUT: content, UNIT: text.encode()}
 
         self.entries[key] = self.cache.get_or_build("unit", key, build)
@@ -90,6 +95,14 @@ class Units:
 def unit_text(bodies: Mapping[str, str], comments: Comments) -> str:
     """Kernel name -> body as one unit, each below comments that list the operators it computes."""
     return render_template(FOLDER / "unit.maca.jinja", kernels=bodies, comments=comments)
+
+
+def _refused(text: str, diagnostics: str, comments: Comments) -> list[str]:
+    """The kernel that the first error with a line is in, and what it computes; else all kernels."""
+    line = re.search(rf"\b{UNIT}[:(](\d+)\b.*\berror\b", diagnostics)
+    above = "\n".join(text.splitlines()[: int(line[1])]) if line else ""
+    names = re.findall(r"^#define KERNEL (\w+)$", above, re.MULTILINE)[-1:] or list(comments)
+    return [part for name in names for part in (f"kernel {name}", *comments.get(name, ()))]
 
 
 @lru_cache(maxsize=1)
@@ -104,6 +117,5 @@ def _parts(bodies: Mapping[str, str], jobs: int) -> list[dict[str, str]]:
     total = sum(map(len, bodies.values()))
     parts: list[dict[str, str]] = [{} for _ in range(max(1, min(jobs, total // SMALL_UNIT)))]
     for name, body in sorted(bodies.items(), key=lambda item: -len(item[1])):
-        smallest = min(parts, key=lambda part: sum(map(len, part.values())))
-        smallest[name] = body
+        min(parts, key=lambda part: sum(map(len, part.values())))[name] = body
     return [part for part in parts if part]

@@ -109,7 +109,9 @@ class TopsTarget(GraphTarget):
         toolchain = find_toolchain(config)
         driver = self._driver(toolchain, cache)
         headers = (self._headers, cache)
-        shared = compile_shared(toolchain, unit.text, symbols=(ENTRY,), headers=headers)
+        shared = compile_shared(
+            toolchain, unit.text, symbols=(ENTRY,), headers=headers, origins=unit.origins
+        )
         with driver.building:
             if driver.simulator is not None:
                 driver.simulator.stated = unit.options.split("\n")

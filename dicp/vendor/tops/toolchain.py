@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import platform
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -15,6 +15,7 @@ from dicp.cache import Cache, key_of
 from dicp.config import Config, vendor_variable
 from dicp.errors import SimulatorForbiddenError
 from dicp.graphop.simulator import HEADER_FLAGS, Headers, with_header
+from dicp.origin import Origin
 
 FOLDER = Path(__file__).parent
 INCLUDES = FOLDER / "simulator" / "include"
@@ -121,7 +122,7 @@ def _driver_source(simulated: bool) -> str:
 
 def compile_shared(
     toolchain: Toolchain, source: str, flags: tuple[str, ...] = (), symbols: Collection[str] = (),
-    headers: tuple[Headers, Cache] | None = None,
+    headers: tuple[Headers, Cache] | None = None, origins: Sequence[Origin] = (),
 ) -> bytes:  # fmt: skip
     """The shared object built from a source text, which defines `symbols`; for the simulator with
     `headers` parsed.
@@ -143,8 +144,7 @@ def compile_shared(
     if sdk is not None:
         folder = sdk.library.parent
         command += (f"-L{folder}", f"-Wl,-rpath,{folder}", f"-l{LIBRARY}")
-    comments = [line.strip()[3:] for line in source.splitlines() if line.startswith("  // ")]
-    return host.compile_shared(TARGET, command, files, symbols, sources=comments)
+    return host.compile_shared(TARGET, command, files, symbols, sources=[*map(str, origins)])
 
 
 def load_driver(toolchain: Toolchain, cache: Cache) -> ctypes.CDLL:

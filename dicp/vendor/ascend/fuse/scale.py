@@ -12,9 +12,10 @@ from typing import Any
 import torch
 
 from dicp.graphop.builder import Builder
+from dicp.graphop.operators import holds
 from dicp.graphop.program import Node, Value
 from dicp.vendor.ascend.fuse.moves import both_ways
-from dicp.vendor.ascend.rules.core import Ge, holds
+from dicp.vendor.ascend.rules.core import Ge
 
 
 def scaled(value: Value) -> tuple[Value, float] | None:

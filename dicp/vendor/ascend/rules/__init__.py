@@ -4,5 +4,3 @@ from dicp.graphop import rules
 from dicp.vendor.ascend.rules import attention
 
 RULES = rules.RULES.merged(attention.RULES)
-
-__all__ = ["RULES"]

@@ -8,10 +8,11 @@ from typing import Any
 
 import torch
 
-from dicp.graphop.program import Node
-from dicp.rules import RuleTable
+from dicp.dtypes import REDUCED_FLOATS
+from dicp.graphop.program import Node, Value
+from dicp.rules import NoRule, RuleTable
 from dicp.torch_private import ATTENTION_BACKWARD, ATTENTION_FORWARD
-from dicp.vendor.ascend.rules.core import REDUCED_FLOATS, Ge, NoRule, Value
+from dicp.vendor.ascend.rules.core import Ge
 from dicp.vendor.ascend.semantics.attention import COPIES
 
 RULES = RuleTable()

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from dicp.graphop.builder import Dialect
-from dicp.graphop.operators import REDUCED_FLOATS, NoRule, Operand, Ops, Value, axes_of, holds
+from dicp.graphop.operators import NoRule, Operand, Ops, Value
 from dicp.graphop.prototype import Port, Prototype
 from dicp.torch_private import FakeTensorMode
 from dicp.vendor.ascend.blocked import BLOCKED, storage_dims
@@ -118,6 +118,3 @@ class Ge(Ops):
         if fmt not in BLOCKED:
             return value.fake
         return self.fake(storage_dims(fmt, value.shape), value.dtype)
-
-
-__all__ = ["GE", "REDUCED_FLOATS", "Ge", "NoRule", "Operand", "Value", "axes_of", "holds"]

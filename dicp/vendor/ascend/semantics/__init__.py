@@ -18,5 +18,3 @@ for family in (
     elementwise, reduction, shape, nn, attention, fused, inplace, random, special,
 ):  # fmt: skip
     family.register(SEMANTICS)
-
-__all__ = ["SEMANTICS"]

@@ -10,11 +10,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from dicp.dtypes import REDUCED_FLOATS
 from dicp.graphop.interpreter import Semantics
 
 aten = torch.ops.aten
-
-_REDUCED_FLOATS = (torch.float16, torch.bfloat16)
 
 UNARY: dict[str, Callable[[Tensor], Tensor]] = {
     "Abs": torch.abs, "Acos": torch.acos, "Acosh": torch.acosh, "Asin": torch.asin,
@@ -140,7 +139,7 @@ def _wider(x: Tensor) -> Tensor:
 
 
 def _wide(x: Tensor) -> Tensor:
-    return x.float() if x.dtype in _REDUCED_FLOATS else x
+    return x.float() if x.dtype in REDUCED_FLOATS else x
 
 
 def register(semantics: Semantics) -> None:

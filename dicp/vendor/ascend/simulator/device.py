@@ -71,6 +71,3 @@ def _tensor(argument: Argument, declared: Tensor) -> torch.Tensor:
     if not argument.size:
         return torch.empty(dims, dtype=declared.dtype)
     return unpacked(memory_of(argument, declared.dtype).view(dims), declared.format, declared.dims)
-
-
-__all__ = ["Simulator"]

@@ -11,9 +11,9 @@ from dicp.codegen.types import VALUE_TYPE, start_value
 from dicp.codegen.values import Scope, local, margin
 from dicp.loop.ir.index import Var
 from dicp.loop.ir.kernel import Phase, Reduce, Scan
-from dicp.vendor.cpu.form import Columns, Team
+from dicp.vendor.cpu.form import Columns, Team, divides
 from dicp.vendor.cpu.render.loops import CHUNKS, Loops, block_end
-from dicp.vendor.cpu.thresholds import COLUMN_TILE, MAX_TILE, UNROLL_AND_JAM
+from dicp.vendor.cpu.thresholds import COLUMN_TILE, MAX_TILE
 
 
 class ColumnsWriter(Loops[Columns]):
@@ -48,7 +48,7 @@ class ColumnsWriter(Loops[Columns]):
         return self._outer_loops(outer, inside, self.form.team)
 
     def _total_type(self, stmt: Reduce | Scan) -> torch.dtype:
-        return torch.float64 if stmt in self.form.blocks else stmt.dtype
+        return torch.float64 if stmt in self.form.long else stmt.dtype
 
     def _accumulator_array(self, stmt: Reduce | Scan, pad: str) -> list[str]:
         lines = [pad + self._array(self._total_type(stmt), f"column_{stmt.name}", COLUMN_TILE)]
@@ -65,13 +65,12 @@ class ColumnsWriter(Loops[Columns]):
         for phase in phases:
             middle = self.push(loops, scope.indent + len(loops))
             body = self.push((column,), middle.indent + 1)
-            long = [s for s in phase.stmts if isinstance(s, Reduce) and s in self.form.blocks]
-            jammed = long if self.form.jammed else []
+            long = [s for s in phase.stmts if isinstance(s, Reduce) and s in self.form.long]
             for stmt in phase.stmts:
                 if isinstance(stmt, Reduce):
                     value, rows = self.value(stmt.value), f"rows_{stmt.name}"
                     text = self._combine_at(stmt, value, f"{column.key} - tile")
-                    if stmt in jammed:
+                    if stmt in long:
                         text = f"{rows} = {combine(stmt.op, rows, value)};"
                     body.lines.append(margin(body.indent) + text)
                 elif isinstance(stmt, Scan):
@@ -86,15 +85,15 @@ class ColumnsWriter(Loops[Columns]):
                     self.statements((stmt,))
             self.pop(body)
             self.pop(middle)
-            if not long:
-                scope.lines += self._rows_together(loops, middle, body, column, first_range, ())
+            if not long or not self.form.block:
+                scope.lines += self._rows_together(loops, middle, body, column, first_range, long)
                 continue
             outside, step = _row_blocks(loops, self.form.block)
             whole, inside = loops[:outside], loops[outside:]
             limits = None if whole else first_range
             lines = [
                 *self._open_row_blocks(scope, inside[0], step, limits, long, column),
-                *self._rows_together(inside, middle, body, column, ("block", "block_end"), jammed),
+                *self._rows_together(inside, middle, body, column, ("block", "block_end"), long),
                 *self._close_row_blocks(scope, long),
             ]
             scope.lines += self._nest(whole, lines, scope.indent, first_range)
@@ -103,30 +102,41 @@ class ColumnsWriter(Loops[Columns]):
         self, loops: Sequence[Var], middle: Scope, body: Scope, column: Var,
         limits: tuple[str, str] | None, sums: Sequence[Reduce],
     ) -> list[str]:  # fmt: skip
-        """The loop over rows, unrolled and jammed where their number allows it: `sums` of jammed
-        rows are added up before they are added to the column's, which then rounds less often."""
-        indent, bounds = middle.indent, ("tile", "tile_end")
-        pragma = f"{margin(indent)}#pragma omp simd"
-        if not self.form.jammed:
-            inner = [pragma, *self._loop(column, body, indent, bounds)]
+        """The loop over rows, unrolled and jammed, and the loop over those that remain: `sums` of
+        jammed rows are added up before they are added to the column's total."""
+        indent, jam = middle.indent, self.form.jam
+        if jam == 1:
+            pragma = f"{margin(indent)}#pragma omp simd"
+            inner = [pragma, *self._loop(column, body, indent, ("tile", "tile_end"))]
             return self._nest(loops, [*middle.lines, *inner], indent - len(loops), limits)
         outer, last = loops[:-1], loops[-1]
         low, high = ("0", self.size(last.size)) if outer or not limits else limits
-        pad = margin(indent)
+        whole = high if divides(jam, last) else f"{low} + ({high} - {low}) / {jam} * {jam}"
+        lines = self._jammed_rows(jam, (low, whole), last, middle, body, column, sums)
+        if whole != high:
+            lines += self._jammed_rows(1, (whole, high), last, middle, body, column, sums)
+        return self._nest(outer, lines, indent - len(loops), limits)
+
+    def _jammed_rows(
+        self, count: int, limits: tuple[str, str], row: Var, middle: Scope, body: Scope,
+        column: Var, sums: Sequence[Reduce],
+    ) -> list[str]:  # fmt: skip
+        """The loop over rows within `limits`, `count` of them at a time."""
+        pad = margin(middle.indent)
         lines = [
-            f"{margin(indent - 1)}for (int64_t first = {low}; first < {high}; "
-            f"first += {UNROLL_AND_JAM}) {{",
-            pragma, f"{pad}{self._for(column, bounds)} {{",
+            f"{margin(middle.indent - 1)}for (int64_t first = {limits[0]}; first < {limits[1]}; "
+            f"first += {count}) {{",
+            f"{pad}#pragma omp simd", f"{pad}{self._for(column, ('tile', 'tile_end'))} {{",
             *(f"{pad}{VALUE_TYPE[s.dtype]} rows_{s.name} = 0;" for s in sums),
         ]  # fmt: skip
-        for k in range(UNROLL_AND_JAM):
-            lines += [f"{pad}{{", f"{pad}  const int64_t {last.key} = first + {k};",
+        for k in range(count):
+            lines += [f"{pad}{{", f"{pad}  const int64_t {row.key} = first + {k};",
                       *middle.lines, *body.lines, f"{pad}}}"]  # fmt: skip
-        lines += [
+        return [
+            *lines,
             *(f"{pad}column_{s.name}[{column.key} - tile] += rows_{s.name};" for s in sums),
-            f"{pad}}}", f"{margin(indent - 1)}}}",
+            f"{pad}}}", f"{margin(middle.indent - 1)}}}",
         ]  # fmt: skip
-        return self._nest(outer, lines, indent - len(loops), limits)
 
     def _open_row_blocks(
         self, scope: Scope, first: Var, step: int, limits: tuple[str, str] | None,
@@ -171,8 +181,8 @@ class ColumnsWriter(Loops[Columns]):
             shared = self._allocated(ctype, f"column_{stmt.name}", f"{CHUNKS} * {width}")
             scope.lines.append(pad + shared)
         total, times = self.size(inner[0].size), ""
-        if len(inner) == 1 and isinstance(inner[0].size, int) and self.form.jammed:
-            total, times = str(inner[0].size // UNROLL_AND_JAM), f" * {UNROLL_AND_JAM}"
+        if len(inner) == 1 and self.form.jam > 1 and divides(self.form.jam, inner[0]):
+            total, times = f"{total} / {self.form.jam}", f" * {self.form.jam}"
         chunk = self.push((), scope.indent + 1)
         chunk.lines.append(
             f"{pad}  const int64_t low = chunk * {total} / {CHUNKS}{times}, "

@@ -23,7 +23,6 @@ from dicp.vendor.cpu.thresholds import (
     MIN_PASS,
     MIN_REDUCTION_BYTES,
     PARALLEL_COST,
-    UNROLL_AND_JAM,
 )
 
 
@@ -116,8 +115,3 @@ def _in_whole_lines(part: Range, count: int, least: int) -> bool:
     if not isinstance(low, int) or not isinstance(high, int) or high - low < least:
         return False
     return low % count == high % count == 0
-
-
-def unrolled(var: Var) -> bool:
-    """Whether a loop's size is a known multiple of `UNROLL_AND_JAM`."""
-    return isinstance(var.size, int) and var.size % UNROLL_AND_JAM == 0

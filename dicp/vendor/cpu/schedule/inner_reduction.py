@@ -19,7 +19,7 @@ from dicp.loop.passes.split_loops import Range, split
 from dicp.loop.schedule.form import online_softmax
 from dicp.vendor.cpu import form
 from dicp.vendor.cpu.form import HostForm, Online, Pass, PlaneStep, RowStep, Strip
-from dicp.vendor.cpu.schedule.chooser import Chooser, is_floating_sum, unrolled
+from dicp.vendor.cpu.schedule.chooser import Chooser, is_floating_sum
 from dicp.vendor.cpu.schedule.vectors import is_vectorized
 from dicp.vendor.cpu.thresholds import (
     BEYOND_NEAR,
@@ -297,7 +297,7 @@ class Inner(Chooser):
         rows = self.kernel.parallel
         return (
             bool(rows)
-            and unrolled(rows[-1])
+            and form.divides(UNROLL_AND_JAM, rows[-1])
             and rows[-1].size not in (0, UNROLL_AND_JAM)
             and len(self.kernel.phases) == 1
             and len(self.kernel.reduction) == 1

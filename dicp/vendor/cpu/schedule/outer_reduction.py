@@ -10,13 +10,14 @@ import sympy
 from dicp.loop.ir.index import Size, product
 from dicp.loop.ir.kernel import Reduce, Scan
 from dicp.vendor.cpu import form
-from dicp.vendor.cpu.schedule.chooser import Chooser, is_floating_sum, unrolled
+from dicp.vendor.cpu.schedule.chooser import Chooser, is_floating_sum
 from dicp.vendor.cpu.thresholds import (
     COLUMN_TILE,
     FEW_TILES,
     PARALLEL_COST,
+    ROW_BLOCK,
+    SHORT_COLUMN,
     SPLIT_COST,
-    SUM_ADDITIONS,
     UNROLL_AND_JAM,
 )
 
@@ -33,14 +34,21 @@ class Outer(Chooser):
         split_rows = self._splits_rows(tiles)
         loops = (*kernel.parallel, *kernel.reduction)
         team = None if split_rows else self.team(loops, len(outer) + 1)
-        blocks = frozenset(
-            s for s in kernel.stmts()
-            if isinstance(s, (Reduce, Scan)) and is_floating_sum(s) and self.is_long(SUM_ADDITIONS)
-        )  # fmt: skip
-        inner = kernel.reduction
-        jammed = bool(inner) and unrolled(inner[-1])
-        rows = SUM_ADDITIONS * (UNROLL_AND_JAM if jammed else 1)
-        return form.Columns(team, split_rows, blocks, rows, jammed)
+        long = frozenset(
+            s for s in kernel.stmts() if is_floating_sum(s) and self.is_long(UNROLL_AND_JAM)
+        )
+        block = ROW_BLOCK if self.is_long(SHORT_COLUMN) else 0
+        return form.Columns(team, split_rows, long, block, self._jam(bool(long)))
+
+    def _jam(self, long: bool) -> int:
+        """Rows of long sums, which have a loop over the remaining ones; of others where there are
+        none."""
+        for loop in self.kernel.reduction[-1:]:
+            if long and isinstance(loop.size, int) and 1 < loop.size < UNROLL_AND_JAM:
+                return loop.size
+            if long or form.divides(UNROLL_AND_JAM, loop):
+                return UNROLL_AND_JAM
+        return 1
 
     def _splits_rows(self, tiles: Size) -> bool:
         """Whether threads divide the rows: there are few tiles of columns for them."""

@@ -1,0 +1,360 @@
+"""A vendor's operator library: a library in C++ over the simulated chip, built here."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dicp.toolchain import find_compiler
+
+pytestmark = pytest.mark.sweep
+
+ROOT = Path(__file__).resolve().parents[2]
+NATIVE = ROOT / "dicp/device/native"
+
+OPERATORS = r"""
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <functional>
+#include "operator_library.h"
+#include "runtime.h"
+
+namespace {
+struct Floats { float* at; diopiSize_t sizes; int64_t count; };
+
+bool read(diopiConstTensorHandle_t tensor, Floats& to) {
+  diopiDtype_t dtype;
+  diopiSize_t strides;
+  void* at;
+  diopiGetTensorDtype(tensor, &dtype);
+  diopiGetTensorData(const_cast<diopiTensorHandle_t>(tensor), &at);
+  diopiGetTensorShape(tensor, &to.sizes);
+  diopiGetTensorStride(tensor, &strides);
+  diopiGetTensorNumel(tensor, &to.count);
+  int64_t step = 1;
+  for (int64_t d = to.sizes.len; d-- > 0; step *= to.sizes.data[d])
+    if (to.sizes.data[d] > 1 && strides.data[d] != step) std::abort();
+  to.at = static_cast<float*>(at);
+  return dtype == diopi_dtype_float32;
+}
+
+int run(void* argument) {
+  auto* task = static_cast<std::function<void()>*>(argument);
+  (*task)();
+  delete task;
+  return 0;
+}
+
+// Puts the work into the queue of the current stream, as a chip does.
+diopiError_t launch(diopiContextHandle_t context, const char* name, std::function<void()> work) {
+  std::printf("CALLED %s\n", name);
+  std::fflush(stdout);
+  diopiStreamHandle_t stream;
+  diopiGetStream(context, &stream);
+  auto* task = new std::function<void()>(std::move(work));
+  return dicp_rt_stream_launch(static_cast<dicp_rt_stream>(stream), &run, task, 1 << 30) == 0
+             ? diopiSuccess : diopiErrorOccurred;
+}
+
+double number(const diopiScalar_t* value) {
+  return value->stype == diopi_dtype_float64 ? value->fval : double(value->ival);
+}
+}  // namespace
+
+extern "C" {
+diopiError_t diopiAdd(diopiContextHandle_t c, diopiTensorHandle_t out, diopiConstTensorHandle_t a,
+                      diopiConstTensorHandle_t b, const diopiScalar_t* alpha) {
+  Floats x, y, z;
+  if (!read(a, x) || !read(b, y) || !read(out, z)) return diopiDtypeNotSupported;
+  if (x.count != y.count || x.count != z.count) return diopiNoImplement;
+  const double factor = number(alpha);
+  return launch(c, "diopiAdd", [=] {
+    for (int64_t k = 0; k < z.count; ++k) z.at[k] = float(x.at[k] + factor * y.at[k]);
+  });
+}
+diopiError_t diopiAddScalar(diopiContextHandle_t c, diopiTensorHandle_t out,
+                            diopiConstTensorHandle_t a, const diopiScalar_t* b,
+                            const diopiScalar_t* alpha) {
+  Floats x, z;
+  if (!read(a, x) || !read(out, z)) return diopiDtypeNotSupported;
+  const double added = number(alpha) * number(b);
+  return launch(c, "diopiAddScalar", [=] {
+    for (int64_t k = 0; k < z.count; ++k) z.at[k] = float(x.at[k] + added);
+  });
+}
+diopiError_t diopiMul(diopiContextHandle_t c, diopiTensorHandle_t out, diopiConstTensorHandle_t a,
+                      diopiConstTensorHandle_t b) {
+  Floats x, y, z;
+  if (!read(a, x) || !read(b, y) || !read(out, z)) return diopiDtypeNotSupported;
+  if (x.count == 13) return diopiErrorOccurred;
+  if (x.count != y.count) return diopiNoImplement;
+  return launch(c, "diopiMul", [=] {
+    for (int64_t k = 0; k < z.count; ++k) z.at[k] = x.at[k] * y.at[k];
+  });
+}
+const char* diopiGetLastErrorString() { return "thirteen elements"; }
+diopiError_t diopiRelu(diopiContextHandle_t c, diopiTensorHandle_t out,
+                       diopiConstTensorHandle_t a) {
+  Floats x, z;
+  if (!read(a, x) || !read(out, z)) return diopiDtypeNotSupported;
+  return launch(c, "diopiRelu", [=] {
+    for (int64_t k = 0; k < z.count; ++k) z.at[k] = x.at[k] > 0 ? x.at[k] : 0;
+  });
+}
+diopiError_t diopiReluInp(diopiContextHandle_t c, diopiTensorHandle_t a) {
+  Floats x;
+  if (!read(a, x)) return diopiDtypeNotSupported;
+  return launch(c, "diopiReluInp", [=] {
+    for (int64_t k = 0; k < x.count; ++k) x.at[k] = x.at[k] > 0 ? x.at[k] : 0;
+  });
+}
+diopiError_t diopiMm(diopiContextHandle_t c, diopiTensorHandle_t out, diopiConstTensorHandle_t a,
+                     diopiConstTensorHandle_t b) {
+  Floats x, y, z;
+  if (!read(a, x) || !read(b, y) || !read(out, z)) return diopiDtypeNotSupported;
+  const int64_t rows = x.sizes.data[0], depth = x.sizes.data[1], columns = y.sizes.data[1];
+  return launch(c, "diopiMm", [=] {
+    for (int64_t i = 0; i < rows; ++i)
+      for (int64_t j = 0; j < columns; ++j) {
+        double total = 0;
+        for (int64_t k = 0; k < depth; ++k) total += x.at[i * depth + k] * y.at[k * columns + j];
+        z.at[i * columns + j] = float(total);
+      }
+  });
+}
+// The exponents are a tensor of the context.
+diopiError_t diopiSoftmax(diopiContextHandle_t c, diopiTensorHandle_t out,
+                          diopiConstTensorHandle_t a, int64_t dim) {
+  Floats x, z, e;
+  if (!read(a, x) || !read(out, z)) return diopiDtypeNotSupported;
+  diopiTensorHandle_t exponents;
+  if (diopiRequireTensor(c, &exponents, &x.sizes, nullptr, diopi_dtype_float32, diopi_device) != 0)
+    return diopiErrorOccurred;
+  read(exponents, e);
+  if (x.count == 17) {  // more memory than there is
+    diopiTensorHandle_t buffer;
+    const auto status = diopiRequireBuffer(c, &buffer, int64_t(1) << 50, diopi_device);
+    if (status != diopiSuccess) return status;
+  }
+  if (dim < 0) dim += x.sizes.len;
+  int64_t inner = 1;
+  for (int64_t d = dim + 1; d < x.sizes.len; ++d) inner *= x.sizes.data[d];
+  const int64_t size = x.sizes.data[dim], outer = x.count / size / inner;
+  return launch(c, "diopiSoftmax", [=] {
+    for (int64_t i = 0; i < outer; ++i)
+      for (int64_t j = 0; j < inner; ++j) {
+        const int64_t first = i * size * inner + j;
+        double total = 0;
+        for (int64_t k = 0; k < size; ++k)
+          total += e.at[first + k * inner] = std::exp(x.at[first + k * inner]);
+        for (int64_t k = 0; k < size; ++k)
+          z.at[first + k * inner] = float(e.at[first + k * inner] / total);
+      }
+  });
+}
+#ifdef WITH_LINEAR
+diopiError_t diopiLinear(diopiContextHandle_t c, diopiTensorHandle_t out,
+                         diopiConstTensorHandle_t a, diopiConstTensorHandle_t w,
+                         diopiConstTensorHandle_t b) {
+  Floats x, y, z, bias{};
+  if (!read(a, x) || !read(w, y) || !read(out, z)) return diopiDtypeNotSupported;
+  if (b) read(b, bias);
+  const int64_t wide = y.sizes.data[0], depth = y.sizes.data[1], rows = x.count / depth;
+  return launch(c, "diopiLinear", [=] {
+    for (int64_t i = 0; i < rows; ++i)
+      for (int64_t j = 0; j < wide; ++j) {
+        double total = bias.at ? bias.at[j] : 0;
+        for (int64_t k = 0; k < depth; ++k) total += x.at[i * depth + k] * y.at[j * depth + k];
+        z.at[i * wide + j] = float(total);
+      }
+  });
+}
+#endif
+}
+"""
+
+PROGRAM = """
+import torch, torch_dipu
+import torch.nn.functional as F
+from torch_dipu import dipu
+
+torch.manual_seed(0)
+a, b, w, bias = torch.randn(3, 4), torch.randn(3, 4), torch.randn(5, 4), torch.randn(5)
+def square(t):
+    return t.view(-1)[:9].view(3, 3)
+
+CALLS = {
+    "add": lambda a, b, w, bias: a + b,
+    "gaps": lambda a, b, w, bias: torch.add(a[:, ::2], b[:, 1::2], alpha=2),
+    "a number": lambda a, b, w, bias: a + 3,
+    "a number in place": lambda a, b, w, bias: a.add_(0.5, alpha=3),
+    "in place": lambda a, b, w, bias: a.add_(b),
+    "part in place": lambda a, b, w, bias: a.t().add_(b.t()),
+    "onto itself": lambda a, b, w, bias: torch.mul(a, b, out=b),
+    "product onto an operand": lambda a, b, w, bias: torch.mm(
+        a[:, :3], square(b), out=square(b.clone() if b.is_cpu else b)),
+    "given": lambda a, b, w, bias: torch.add(a, b, out=torch.empty(0, device=a.device)),
+    "wider": lambda a, b, w, bias: torch.add(a, b, out=a.new_empty(3, 4, dtype=torch.float64)),
+    "broadcast": lambda a, b, w, bias: a + b[0],
+    "double": lambda a, b, w, bias: a.double() + b.double(),
+    "promoted": lambda a, b, w, bias: a + b.int(),
+    "complex": lambda a, b, w, bias: a + b * 1j,
+    "host number": lambda a, b, w, bias: a + torch.tensor(2.0),
+    "empty": lambda a, b, w, bias: a[:0] + b[:0],
+    "relu": lambda a, b, w, bias: F.relu(a.t()),
+    "relu in place": lambda a, b, w, bias: F.relu_(a),
+    "product": lambda a, b, w, bias: a @ b.t(),
+    "softmax": lambda a, b, w, bias: torch.softmax(a, -1) + torch.softmax(a, 0),
+    "linear": lambda a, b, w, bias: F.linear(a, w, bias),
+    "linear of a vector": lambda a, b, w, bias: F.linear(a[0], w),
+    "linear of doubles": lambda a, b, w, bias: F.linear(a.double(), w.double(), bias.double()),
+    "channels last": lambda a, b, w, bias: F.relu(
+        a.reshape(1, 2, 2, 3).to(memory_format=torch.channels_last)),
+}
+for name, call in CALLS.items():
+    want = call(a.clone(), b.clone(), w, bias)
+    for attempt in range(2):
+        got = call(a.to("dipu"), b.to("dipu"), w.to("dipu"), bias.to("dipu"))
+        torch.testing.assert_close(got.cpu(), want, msg=lambda text: f"{name}: {text}")
+        assert got.stride() == want.stride(), (name, got.stride())
+
+def trained(place):
+    leaves = [t.to(place).detach().requires_grad_() for t in (a, w, bias)]
+    loss = F.softmax(F.relu(F.linear(*leaves)), -1).square().sum()
+    grads = torch.autograd.grad(loss, leaves, create_graph=True)
+    return [g.cpu() for g in (*grads, *torch.autograd.grad(grads[0].square().sum(), leaves[:2]))]
+
+for got, want in zip(trained("dipu"), trained("cpu")):
+    torch.testing.assert_close(got, want)
+
+side, x = dipu.Stream(), torch.ones(4, device="dipu")
+y = x + x
+with dipu.stream(side):
+    dipu._sleep(50_000_000)
+    y = x + x  # waits in the queue
+    assert not side.query()
+side.synchronize()
+assert y.cpu().tolist() == [2.0] * 4
+
+print("DUMP", flush=True)
+with dipu.dump_op_args(1):
+    torch.add(x, x)
+    torch.add(x, 1)
+    torch.sub(x, x)
+try:
+    torch.ones(13, device="dipu") * torch.ones(13, device="dipu")
+except RuntimeError as error:
+    print("ERROR", error)
+try:
+    torch.softmax(torch.ones(17, device="dipu"), 0)
+except torch.OutOfMemoryError as error:
+    assert "out of memory: requested" in str(error), error
+else:
+    raise AssertionError("memory without end")
+integers = torch.ones(2, dtype=torch.int64, device="dipu")
+try:
+    torch.add(x[:2], 1.5, out=integers)
+except RuntimeError as error:
+    assert "can't be cast" in str(error), error
+else:
+    raise AssertionError("a result was narrowed")
+gone = torch.ones(4, device="dipu")
+gone.untyped_storage().resize_(0)
+try:
+    gone + x
+except RuntimeError as error:
+    assert "use after free" in str(error), error
+else:
+    raise AssertionError("freed memory was read")
+from typer.testing import CliRunner
+from dicp.cli import app
+print(CliRunner().invoke(app, ["device", "ops"], terminal_width=200).output)
+print("COUNTS", sorted(name for (name, path) in dipu.path_counts() if path == "operator library"))
+"""
+
+
+def _vendor(folder: Path, runtime: Path, operators: Path) -> dict[str, str]:
+    """An installed package of a runtime and an operator library, and what to set for its device."""
+    info = folder / "droplet-1.0.dist-info"
+    info.mkdir(exist_ok=True)
+    info.joinpath("METADATA").write_text("Metadata-Version: 2.1\nName: droplet\nVersion: 1.0\n")
+    info.joinpath("entry_points.txt").write_text(
+        "[dicp.devices]\ndroplet = droplet:runtime\n"
+        "[dicp.operator_libraries]\ndroplet = droplet:operators\n"
+    )
+    folder.joinpath("droplet.py").write_text(
+        f"def runtime():\n    return {str(runtime)!r}\n"
+        f"def operators():\n    return {str(operators)!r}\n"
+    )
+    return {"PYTHONPATH": str(folder), "DIPU_DEVICE": "droplet", "DIPU_MOCK_CUDA": "0"}
+
+
+def _built(name: str, source: Path, folder: Path, *arguments: str) -> Path:
+    command, _ = find_compiler("the test's chip", "")
+    options = ["-std=c++17", "-O1", "-shared", "-fPIC", "-pthread", f"-I{NATIVE}", "-o", name]
+    subprocess.run([*command, *options, str(source), *arguments], check=True, cwd=folder)
+    return folder / name
+
+
+def _chip(folder: Path, *definitions: str) -> dict[str, str]:
+    runtime = _built("libruntime.so", NATIVE / "simulator.cpp", folder)
+    source = folder / "operators.cpp"
+    source.write_text(OPERATORS)
+    flags = [f"-D{name}" for name in definitions]
+    return _vendor(folder, runtime, _built("liboperators.so", source, folder, *flags, str(runtime)))
+
+
+def test_operators_take_the_library(run: Any, tmp_path: Path) -> None:
+    """Values, layouts, streams, gradients, dumps, errors; whole `linear`, missing functions."""
+    lines = run(PROGRAM, **_chip(tmp_path, "WITH_LINEAR")).stdout.splitlines()
+    assert lines[0] == "diopi dyload init"
+    assert lines[1].endswith(": their operators take other paths") and "diopiSub," in lines[1]
+    called = {line.removeprefix("CALLED ") for line in lines if line.startswith("CALLED")}
+    assert called == {
+        "diopiAdd", "diopiAddScalar", "diopiMul", "diopiRelu", "diopiReluInp", "diopiMm",
+        "diopiSoftmax", "diopiLinear",
+    }  # fmt: skip
+    dumped = [line for line in lines[lines.index("DUMP") :] if line.startswith("[dipu_")]
+    assert [line.split("  ")[1] for line in dumped] == ["diopiAdd", "diopiAddScalar", "sub.out"]
+    assert re.fullmatch(r"\[dipu_add_out:\d+\]:add.out  diopiAdd", dumped[0]), dumped
+    (error,) = (line for line in lines if line.startswith("ERROR"))
+    assert "diopiMul for mul.Tensor of torch.float32 [13], torch.float32 [13]" in error
+    assert "failed with status 1: thirteen elements" in error, error
+    rows = {row[0]: row[1:] for line in lines if (row := line.replace("│", " ").split())}
+    assert rows["add.out"][:3] == ["operator", "library:", "diopiAdd"]
+    assert rows["linear"][:3] == ["operator", "library:", "diopiLinear"]
+    assert rows["sub.out"][0] == "compiled"
+    (counts,) = (line for line in lines if line.startswith("COUNTS"))
+    assert "'linear'" in counts and "'mm.out'" in counts and "'relu_'" in counts, counts
+
+
+PARTS = """
+import torch, torch_dipu
+x, w = torch.randn(3, 4, device="dipu"), torch.randn(5, 4, device="dipu")
+out = torch.nn.functional.linear(x, w)
+torch.testing.assert_close(out.cpu(), x.cpu() @ w.cpu().t())
+print("PARTS", torch_dipu.dipu.path_counts())
+"""
+
+
+def test_parts_of_a_composite_operator_and_no_library(run: Any, tmp_path: Path) -> None:
+    """Without `linear` its product takes the library; DIPU_WITH_DIOPI_LIBRARY=DISABLE: nothing."""
+    chip = _chip(tmp_path)
+    printed = run(PARTS, **chip).stdout
+    assert "CALLED diopiMm" in printed and "('mm.out', 'operator library')" in printed, printed
+    printed = run(PARTS, DIPU_WITH_DIOPI_LIBRARY="DISABLE", **chip).stdout
+    assert "diopi" not in printed and "operator library" not in printed, printed
+
+
+def test_a_library_without_operators(run: Any, tmp_path: Path) -> None:
+    """An object that has none of the functions, or that the loader refuses, is an error."""
+    library = _built("libruntime.so", NATIVE / "simulator.cpp", tmp_path)
+    done = run(PARTS, ok=False, **_vendor(tmp_path, library, library))
+    assert f"The operator library {library}: it has none of diopiAbs" in done.stderr, done.stderr
+    done = run(PARTS, ok=False, **_vendor(tmp_path, library, tmp_path / "none.so"))
+    assert "none.so: cannot open shared object file" in done.stderr, done.stderr
