@@ -12,8 +12,6 @@ empty_strided_cpu = native_guards._empty_strided_cpu  # type: ignore[attr-define
 """`torch.empty_strided(size, stride, dtype)` on the CPU, bypassing the dispatcher."""
 reinterpret_tensor = native_guards._reinterpret_tensor  # type: ignore[attr-defined]
 """`tensor.as_strided(size, stride, tensor.storage_offset() + offset)`, bypassing the dispatcher."""
-storage_use_count = torch._C._storage_Use_Count
-"""How many tensors and Python storages share the storage at an address (its `_cdata`)."""
 _get_device = torch._C.TensorBase.device.__get__  # type: ignore[attr-defined]
 
 
@@ -34,6 +32,11 @@ def traced_fake_mode() -> FakeTensorMode | None:
     """The mode of the fake tensors that PyTorch traces now; None where it does not trace."""
     context = TracingContext.try_get()
     return None if context is None else context.fake_mode
+
+
+def storage_use_count(storage: torch.UntypedStorage) -> int:
+    """How many tensors and storages of Python share the memory of `storage`."""
+    return int(torch._C._storage_Use_Count(storage._cdata))
 
 
 def version_of(tensor: torch.Tensor) -> int:

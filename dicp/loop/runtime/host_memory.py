@@ -149,12 +149,11 @@ class _Kept:
     def __init__(self, tensor: torch.Tensor) -> None:
         self.tensor, self.storage = tensor, tensor.untyped_storage()
         self._address, self._nbytes = self.storage.data_ptr(), self.storage.nbytes()
-        self._pointer: int = self.storage._cdata
         self._alone = self._references()
 
     def _references(self) -> int:
         """References to the storage in C++ and in Python: a caller adds to one of the two."""
-        return storage_use_count(self._pointer) + sys.getrefcount(self.storage)
+        return storage_use_count(self.storage) + sys.getrefcount(self.storage)
 
     def is_free(self) -> bool:
         """Whether no caller holds the memory, nor has resized the storage or shared it with another
