@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from threading import local
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
@@ -38,7 +38,6 @@ from dicp.torch_private import (
 
 if TYPE_CHECKING:
     from dicp.device.compile import CompiledOperator, OperatorCompiler
-    from dicp.device.operator_library import OperatorLibrary
 
 logger = logging.getLogger("dicp.device")
 
@@ -53,7 +52,6 @@ RANDOM = frozenset({
 """Operators that draw numbers; one path for all, and never compared with the CPU."""
 WITHOUT_GENERATOR = frozenset({"native_dropout"})
 """Random operators without an argument for a generator."""
-
 
 DEVICE_TYPE = "dipu"
 
@@ -93,6 +91,21 @@ class RoadCounts:
             self.reasons[name] = reason
 
 
+class FunctionLibrary(Protocol):
+    """A vendor's operator library, which takes calls before the target does."""
+
+    def name_for(self, op: OpOverload) -> str | None:
+        """The name of the first function for an operator; None where the library has none."""
+
+    def function_for(
+        self, op: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> str | None:
+        """The name of the function that takes a call; None where none does."""
+
+    def run(self, op: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """The result of a call of `op`; NotImplemented where the library does not take it."""
+
+
 class Dispatcher:
     """The Python side of every operator: decides its path once, and installs the fast ones."""
 
@@ -106,7 +119,7 @@ class Dispatcher:
         self._functional: dict[OpOverload, Functional | None] = {}
         self._here = local()
         self.forced_changed: Callable[[Patterns], None] = lambda patterns: None
-        self.operator_library: OperatorLibrary | None = None
+        self.operator_library: FunctionLibrary | None = None
 
     @cached_property
     def target(self) -> Target:

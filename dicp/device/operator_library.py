@@ -21,7 +21,14 @@ import torch
 from dicp.device.dispatcher import DEVICE_TYPE, Dispatcher, bound, inputs_of, name_of
 from dicp.device.output import say
 from dicp.errors import OperatorLibraryError
-from dicp.torch_private import OpOverload, dispatches_alone, overloads_of, schema_of, true_device
+from dicp.torch_private import (
+    OpOverload,
+    dispatches_alone,
+    overloads_of,
+    profiling,
+    schema_of,
+    true_device,
+)
 
 GROUP = "dicp.operator_libraries"
 
@@ -144,7 +151,13 @@ class OperatorLibrary:
         found = self.functions.get(name_of(form.op), []) if form is not None else []
         return found[0].name if found else None
 
-    def chosen(
+    def function_for(
+        self, op: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> str | None:
+        chosen = self._chosen(op, args, kwargs)
+        return chosen and chosen.function.name
+
+    def _chosen(
         self, op: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> Chosen | None:
         """The function that a call of `op` takes; None: there is none for these arguments."""
@@ -161,7 +174,7 @@ class OperatorLibrary:
 
     def run(self, op: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """The result of a call of `op`; NotImplemented where the library does not take it."""
-        chosen = self.chosen(op, args, kwargs)
+        chosen = self._chosen(op, args, kwargs)
         if chosen is None:
             return NotImplemented
         index = self.dispatcher.index_of(args, kwargs)
@@ -213,8 +226,7 @@ class OperatorLibrary:
                 passed.append(ctypes.c_void_p(call.handle(out)))
         run = function.call if out is not None else function.in_place
         assert run is not None
-        profiled = torch.autograd._profiler_enabled()
-        with torch.profiler.record_function(function.name) if profiled else nullcontext():
+        with torch.profiler.record_function(function.name) if profiling() else nullcontext():
             status = run(*passed)
         call.check()
         if status != 0 and status not in NOT_TAKEN:

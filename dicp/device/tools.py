@@ -184,8 +184,7 @@ class Dump:
         level = dump_level() if self.level is None else self.level
         if level > 0:
             library = self.dispatcher.operator_library
-            chosen = library and library.chosen(op, args, kwargs)
-            called = chosen.function.name if chosen else name_of(op)
+            called = (library and library.function_for(op, args, kwargs)) or name_of(op)
             say("\n".join(_dumped(op, called, args, kwargs, level)))
         return run()
 

@@ -79,10 +79,8 @@ Measure: TypeAlias = Callable[[], Verdict]
 def has_onednn_linear(dtype: torch.dtype = torch.float32) -> bool:
     """Whether oneDNN's linear layer is in this build of PyTorch, and has a float32 or bfloat16
     `dtype` on this processor."""
-    ops = torch.ops.mkldnn
-    if not (torch.backends.mkldnn.is_available() and hasattr(ops, "_linear_pointwise")):
-        return False
-    return dtype != torch.bfloat16 or bool(ops._is_mkldnn_bf16_supported())
+    built = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+    return built and (dtype != torch.bfloat16 or bool(torch.ops.mkldnn._is_mkldnn_bf16_supported()))
 
 
 def by_blas(x: Tensor, w: Tensor) -> Tensor:
