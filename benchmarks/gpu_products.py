@@ -22,8 +22,8 @@ from torch import Tensor, fx
 from dicp.cache import Cache
 from dicp.config import Config
 from dicp.gpu.products import Product
-from dicp.loop.runtime.device import WorkspacePool
 from dicp.loop.runtime.executable import LoopExecutable
+from dicp.loop.runtime.host_memory import HostMemory
 from dicp.target import LowerContext
 from dicp.vendor.triton import TritonTarget, choice, measured
 from dicp.vendor.triton.builder import Builder, Workers
@@ -110,7 +110,7 @@ def autotuner(name: str) -> choice.Autotuner:
     store = Cache.open(config)
 
     def load(plain: Any, texts: Any) -> LoopExecutable:
-        return LoopExecutable(plain, Simulator(texts), WorkspacePool())
+        return LoopExecutable(plain, Simulator(texts), HostMemory())
 
     builder = Builder(store, Workers(), config.jobs)
     return choice.Autotuner(

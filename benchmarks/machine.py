@@ -10,7 +10,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 import torch
 
-from dicp.machine import processor, processor_fact
+from dicp.machine import memory_bytes, processor, processor_fact
 
 HOST = torch.device("cpu")
 PACKAGES = ("dicp", "torch", "transformers", "diffusers", "openvino", "triton", "numpy")
@@ -23,7 +23,7 @@ def describe(device: str) -> dict[str, str]:
         "processor": processor(HOST),
         "cores": str(len(os.sched_getaffinity(0))),
         "threads": str(torch.get_num_threads()),
-        "memory": f"{_memory() / 2**30:.0f} GiB",
+        "memory": f"{memory_bytes() / 2**30:.0f} GiB",
         "system": f"{platform.system()} {platform.machine()}",
         "python": platform.python_version(),
         "cpu capability": torch.backends.cpu.get_cpu_capability(),
@@ -50,11 +50,6 @@ _MATRIX_FEATURES = ("amx_bf16", "avx512_bf16", "avx512f", "avx2")
 
 def _slug(text: str) -> str:
     return re.sub(r"[^a-z0-9_]+", "-", text.lower()).strip("-")
-
-
-def _memory() -> int:
-    """Bytes of main memory."""
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def _version(package: str) -> str:

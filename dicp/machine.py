@@ -35,6 +35,15 @@ def processor_fact(name: str) -> str:
     return next(found, "")
 
 
+def memory_bytes() -> int:
+    """Bytes of main memory that this process may use: the machine's, or what its container may."""
+    limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
+    for name in ("memory.max", "memory/memory.limit_in_bytes"):
+        with contextlib.suppress(OSError, ValueError):  # no such file, or "max"
+            limits.append(int((Path("/sys/fs/cgroup") / name).read_text()))
+    return min(limits)
+
+
 def running() -> float:
     """The mean number of processes and threads that wanted to run in the last minute."""
     return os.getloadavg()[0]

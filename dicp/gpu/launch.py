@@ -7,7 +7,7 @@ entry in the table of buffers, so that a run need not pack arguments.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -19,7 +19,8 @@ from dicp.errors import LaunchError
 from dicp.gpu.build import Binary, Builder, Driver, Job, Variant
 from dicp.gpu.index_width import needs_wide
 from dicp.gpu.thresholds import MAX_KEPT
-from dicp.loop.runtime.device import is_kept, release
+from dicp.loop.runtime.device import fresh_result, is_kept, release
+from dicp.loop.schedule.placement import Buffer
 from dicp.serialize import evaluate_size
 
 ALIGNMENT = 16
@@ -304,6 +305,9 @@ class StreamPool:
             blocks.append(block)
         else:
             release(block)
+
+    def result(self, buffer: Buffer) -> Callable[[], torch.Tensor]:
+        return fresh_result(buffer, self.device)
 
 
 def _fresh(size: int, device: torch.device) -> torch.Tensor:

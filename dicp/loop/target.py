@@ -24,8 +24,9 @@ from dicp.loop.ir.kernel import Kernel
 from dicp.loop.lowering import RULES, Lowering
 from dicp.loop.outline import outline
 from dicp.loop.program import LoopProgram, ProgramBuilder, RenderedKernel, sources_of
-from dicp.loop.runtime.device import DeviceRuntime, OwnMemory, Pool, WorkspacePool
+from dicp.loop.runtime.device import DeviceRuntime, OwnMemory, Pool
 from dicp.loop.runtime.executable import LoopExecutable
+from dicp.loop.runtime.host_memory import HostMemory
 from dicp.loop.schedule.groups import CrossRow
 from dicp.loop.schedule.kernels import Schedule, schedule
 from dicp.outline import Outline
@@ -80,7 +81,7 @@ class LoopTarget(RuleTarget):
     """Whether compiled kernels contain the user's lines, for the messages of runtime checks."""
 
     def __init__(self) -> None:
-        self.host_pool: Pool = WorkspacePool()
+        self.host_pool: Pool = HostMemory()
 
     # ---- what a vendor writes -------------------------------------------------------------------
 

@@ -86,5 +86,12 @@ Allocations after the split can reuse their memory. A split costs a few microsec
 """
 MAX_KEPT = 64 << 20
 """Most bytes of workspace kept between runs: allocating that much takes some milliseconds."""
+LEAST_REUSED = 1 << 16
+"""Fewest bytes of a result whose memory is reused: smaller ones come from the lists of the C
+library, which stay mapped. To find that nobody holds it takes about as long as to allocate."""
+KEPT_SHARE = 16
+"""Divides the machine's memory: the most that results keep between runs."""
+IDLE_SECONDS = 10.0
+"""Memory of results that no run uses for twice this time at most is released."""
 MAX_PLANS = 64
 """Most combinations of sizes whose execution plan is kept; the oldest is planned again."""

@@ -34,6 +34,11 @@ def traced_fake_mode() -> FakeTensorMode | None:
     return None if context is None else context.fake_mode
 
 
+def storage_use_count(storage: torch.UntypedStorage) -> int:
+    """How many tensors and storages of Python share the memory of `storage`."""
+    return int(torch._C._storage_Use_Count(storage._cdata))
+
+
 def version_of(tensor: torch.Tensor) -> int:
     """How often the tensor's memory was written in place; -1 for one that does not count that."""
     return -1 if tensor.is_inference() else int(tensor._version)

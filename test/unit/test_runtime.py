@@ -16,7 +16,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from dicp.loop.runtime.device import WorkspacePool
+from dicp.loop.runtime.host_memory import HostMemory
 from dicp.loop.thresholds import MAX_PLANS
 from dicp.target import find_target
 
@@ -130,7 +130,7 @@ def test_gradients_take_the_place_of_what_was_saved_for_them() -> None:
 def test_plans_for_other_sizes_keep_no_workspace(monkeypatch: pytest.MonkeyPatch) -> None:
     taken: list[Tensor] = []
 
-    class Watched(WorkspacePool):
+    class Watched(HostMemory):
         def take(self, size: int) -> Tensor:
             taken.append(super().take(size))
             return taken[-1]
@@ -146,7 +146,7 @@ def test_plans_for_other_sizes_keep_no_workspace(monkeypatch: pytest.MonkeyPatch
 
 
 def test_workspaces_are_lent_and_returned() -> None:
-    pool = WorkspacePool()
+    pool = HostMemory()
     first = pool.take(100)
     second = pool.take(100)
     assert first.data_ptr() != second.data_ptr()

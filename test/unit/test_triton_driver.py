@@ -35,8 +35,8 @@ from dicp.errors import LaunchError, ToolchainError
 from dicp.gpu.build import Binary
 from dicp.gpu.launch import Device
 from dicp.gpu.tiling import Tiling
-from dicp.loop.runtime.device import WorkspacePool
 from dicp.loop.runtime.executable import LoopExecutable
+from dicp.loop.runtime.host_memory import HostMemory
 from dicp.vendor.triton import target as triton_target
 from dicp.vendor.triton.builder import Builder, Job, Plan, Workers
 from dicp.vendor.triton.driver import Driver
@@ -124,7 +124,7 @@ def launched(
     steps = [s for s in program.serialized["steps"] if "kernel" in s]
     sizes = [n for x in inputs if dynamic for n in x.shape]
     executable = LoopExecutable(
-        program.serialized, Device(plan, builder, stub.driver, 0), WorkspacePool()
+        program.serialized, Device(plan, builder, stub.driver, 0), HostMemory()
     )
     given = [*_sizes(program.serialized, sizes), *inputs]
     symbols = dict(zip(program.serialized["symbols"], executable._sizes(given), strict=True))
@@ -222,7 +222,7 @@ def test_a_thread_without_a_context_gets_the_devices(stub: Stub, builder: Builde
     ran = launched(stub, builder, lambda x: x * 2, x)
     (program,) = record(lambda x: x * 2, x, target=TritonRecorder()).programs
     executable = LoopExecutable(
-        program.serialized, Device(ran.plan, builder, stub.driver, 0), WorkspacePool()
+        program.serialized, Device(ran.plan, builder, stub.driver, 0), HostMemory()
     )
     results: list[Any] = []
     thread = threading.Thread(target=lambda: results.append(executable([x])))
@@ -255,7 +255,7 @@ def test_code_of_dropped_programs_is_unloaded_but_in_no_capture(
     def loaded(factor: int) -> LoopExecutable:
         (program,) = record(lambda x: x * factor, x, target=TritonRecorder()).programs
         device = Device(Plan(program.serialized, program.kernel_texts, 90), builder, stub.driver, 0)
-        return LoopExecutable(program.serialized, device, WorkspacePool())
+        return LoopExecutable(program.serialized, device, HostMemory())
 
     start = stub.unloaded
     first, second, third = loaded(3), loaded(4), loaded(5)

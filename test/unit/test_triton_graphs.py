@@ -20,8 +20,8 @@ from torch import Tensor
 from dicp.errors import FallbackWarning
 from dicp.gpu.graph_capture import CapturedProgram, capture_obstacle
 from dicp.gpu.thresholds import MAX_CAPTURES
-from dicp.loop.runtime.device import WorkspacePool
 from dicp.loop.runtime.executable import LoopExecutable
+from dicp.loop.runtime.host_memory import HostMemory
 from dicp.torch_private import record_on_device
 from dicp.vendor.triton.simulator import Simulator
 
@@ -64,7 +64,7 @@ def graphed(
     target = record(fn, *inputs, dynamic=dynamic, target=TritonRecorder())
     program = target.programs[0]
     replays = Replays()
-    run = LoopExecutable(program.serialized, Simulator(program.kernel_texts), WorkspacePool())
+    run = LoopExecutable(program.serialized, Simulator(program.kernel_texts), HostMemory())
     return CapturedProgram(program.serialized, run, static, record=replays), replays
 
 

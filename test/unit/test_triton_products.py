@@ -23,8 +23,8 @@ from dicp.gpu.products import GeneratedProduct, Product, split_k
 from dicp.gpu.tiling import Tiling, candidates
 from dicp.loop.ir import expr as ir
 from dicp.loop.ir.kernel import Kernel
-from dicp.loop.runtime.device import WorkspacePool
 from dicp.loop.runtime.executable import LoopExecutable
+from dicp.loop.runtime.host_memory import HostMemory
 from dicp.vendor.triton import aot, choice, measured, target
 from dicp.vendor.triton.builder import Builder, Job, Workers
 from dicp.vendor.triton.choice import Autotuner
@@ -259,7 +259,7 @@ def autotuner(tmp_path: Path, product: Product) -> Iterator[Callable[..., Autotu
 
     def made(timer: Stopwatch, chip: str = "a chip") -> Autotuner:
         def load(plain: Any, texts: Any) -> LoopExecutable:
-            return LoopExecutable(plain, Simulator(texts), WorkspacePool())
+            return LoopExecutable(plain, Simulator(texts), HostMemory())
 
         return Autotuner(
             torch.device("cpu"), 90, chip, Cache.open(Config(cache_dir=tmp_path)),

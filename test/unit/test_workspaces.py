@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from dicp import Backend
-from dicp.loop.runtime.device import WorkspacePool
+from dicp.loop.runtime.host_memory import HostMemory
 from dicp.loop.thresholds import MAX_KEPT
 from dicp.target import find_target
 
@@ -24,12 +24,12 @@ def fresh_target() -> Iterator[None]:
     find_target.cache_clear()
 
 
-def held(pool: WorkspacePool) -> int:
+def held(pool: HostMemory) -> int:
     return sum(block.untyped_storage().nbytes() for block in pool._free)
 
 
 def test_a_pool_keeps_no_more_than_its_bound() -> None:
-    pool, part = WorkspacePool(), MAX_KEPT // 4
+    pool, part = HostMemory(), MAX_KEPT // 4
     small = pool.take(part)
     pool.give(small)
     assert pool.take(part // 2) is small, "what is kept is taken again"
@@ -39,7 +39,7 @@ def test_a_pool_keeps_no_more_than_its_bound() -> None:
     assert 0 < held(pool) <= MAX_KEPT
     released = [b for b in blocks if not b.untyped_storage().nbytes()]
     assert len(released) == len(blocks) - len(pool._free) >= 3
-    large = WorkspacePool()
+    large = HostMemory()
     large.give(large.take(MAX_KEPT + 1))
     assert not held(large), "one large block is given back at once"
 

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import torch
 
 from dicp.loop.runtime.native import NativeLibrary
-from dicp.loop.thresholds import MAX_KEPT
+from dicp.loop.schedule.placement import Buffer
 from dicp.serialize import evaluate_size
 
 
@@ -106,33 +106,6 @@ class _HostSegment:
         return ctypes.addressof(self._keep[-3]), len(self._keep[-3])
 
 
-class WorkspacePool:
-    """Blocks of host memory, each lent to one running graph at a time and reused by the next.
-
-    A block over the limits is freed after its run, as eager does.
-    """
-
-    def __init__(self) -> None:
-        self._free: list[torch.Tensor] = []
-
-    def take(self, size: int) -> torch.Tensor:
-        for k in range(len(self._free) - 1, -1, -1):
-            try:
-                block = self._free.pop(k)
-            except IndexError:
-                continue
-            if block.numel() >= size:
-                return block
-            release(block)
-        return torch.empty(size + 64, dtype=torch.uint8)
-
-    def give(self, block: torch.Tensor) -> None:
-        if is_kept(block, self._free, 4, MAX_KEPT):
-            self._free.append(block)
-        else:
-            release(block)
-
-
 class OwnMemory:
     """Allocates a workspace for one run and never reuses it."""
 
@@ -144,6 +117,15 @@ class OwnMemory:
 
     def give(self, block: torch.Tensor) -> None:
         """Does nothing: a recording keeps the memory it uses, and no other run may take it."""
+
+    def result(self, buffer: Buffer) -> Callable[[], torch.Tensor]:
+        return fresh_result(buffer, self.device)
+
+
+def fresh_result(buffer: Buffer, device: torch.device) -> Callable[[], torch.Tensor]:
+    """A function that allocates a result where PyTorch does."""
+    layout = buffer.shape, buffer.strides
+    return partial(torch.empty_strided, *layout, dtype=buffer.dtype, device=device)
 
 
 def is_kept(block: torch.Tensor, beside: Sequence[torch.Tensor], most: int, bound: int) -> bool:
@@ -159,8 +141,11 @@ def release(block: torch.Tensor) -> None:
 
 
 class Pool(Protocol):
-    """Lends blocks of the device's memory."""
+    """Lends blocks of the device's memory, and allocates results."""
 
     def take(self, size: int) -> torch.Tensor: ...
 
     def give(self, block: torch.Tensor) -> None: ...
+
+    def result(self, buffer: Buffer) -> Callable[[], torch.Tensor]:
+        """A function that allocates `buffer` for each run of one plan."""

@@ -20,7 +20,7 @@ from dicp.errors import InputMismatchError, ResultMismatchError
 from dicp.loop.runtime.checks import check_inputs, check_sizes, raise_kernel_error
 from dicp.loop.runtime.device import DeviceRuntime, Native, Pool, Segment
 from dicp.loop.runtime.profiled import ProfiledSteps
-from dicp.loop.schedule.placement import Buffer, Placement, Step, is_ref, refs
+from dicp.loop.schedule.placement import Placement, Step, is_ref, refs
 from dicp.rule_errors import raise_run_failure
 from dicp.serialize import (
     callable_of,
@@ -30,7 +30,7 @@ from dicp.serialize import (
     resolve_operator,
     sizes_are_promised,
 )
-from dicp.torch_private import HOST, empty_strided_cpu, profiling, reinterpret_tensor
+from dicp.torch_private import profiling, reinterpret_tensor
 
 Environment = list[Any]
 """The tensors of a run, indexed by buffer."""
@@ -217,7 +217,7 @@ class ExecutionPlan:
         table, no_memory = self.table, self._no_memory
         wanted = [
             (
-                self._holder(slot), slot, self._allocation(self.buffers[self._holder(slot)]),
+                self._holder(slot), slot, self._pool.result(self.buffers[self._holder(slot)]),
                 self.placement.aliases.get(slot, ()),
             )
             for slot in slots
@@ -231,13 +231,6 @@ class ExecutionPlan:
                     table[alias] = address + offset
 
         return allocate
-
-    def _allocation(self, buffer: Buffer) -> Callable[[], torch.Tensor]:
-        """A function that allocates `buffer`; on the host, by the cheapest call there is."""
-        if self.device.type == HOST:
-            return partial(empty_strided_cpu, buffer.shape, buffer.strides, buffer.dtype)
-        return partial(torch.empty_strided, buffer.shape, buffer.strides, dtype=buffer.dtype,
-                       device=self.device)  # fmt: skip
 
     def _segment(self, launches: Sequence[Step], runner: Runner | None) -> RunStep:
         """Consecutive kernels behind one native call, or one by one with a runner."""
