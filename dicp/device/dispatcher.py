@@ -79,7 +79,7 @@ class Functional:
 
 
 @dataclass
-class RoadCounts:
+class PathCounts:
     """How often each operator took which path."""
 
     taken: dict[tuple[str, str], int] = field(default_factory=dict)
@@ -114,7 +114,7 @@ class Dispatcher:
         self.forced = Patterns("DIPU_FORCE_FALLBACK_OPS_LIST", settings.fallback)
         self.kept = Patterns("DIPU_KEEP_TORCHOP_DEFAULT_IMPL_OPS", settings.kept)
         self.observers: list[Observer] = []
-        self.counts = RoadCounts()
+        self.counts = PathCounts()
         self._said: set[str] = set()
         self._functional: dict[OpOverload, Functional | None] = {}
         self._here = local()

@@ -458,7 +458,7 @@ def test_memory_checker(run: Any) -> None:
     assert any("at::_ops::" in line for line in leaked), "and the functions of C++"
 
 
-ROADS = """
+PATH_COUNTS = """
 import torch, torch_dipu
 from torch_dipu import dipu
 x = torch.randn(4, 3, device="dipu", requires_grad=True)
@@ -479,7 +479,7 @@ assert after["add.out", "forced"] == 3 and after["mul.out", "forced"] == 1, afte
 
 def test_forced_fallback(run: Any) -> None:
     done = run(
-        ROADS,
+        PATH_COUNTS,
         DIPU_FORCE_FALLBACK_OPS_LIST="add.out,conv2d", DIPU_MOCK_CUDA="false",
         DIPU_KEEP_TORCHOP_DEFAULT_IMPL_OPS="rsqrt.out",
     )  # fmt: skip

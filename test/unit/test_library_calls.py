@@ -54,7 +54,7 @@ def taken(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 
 @pytest.mark.parametrize("name", STEPS)
-def test_every_road_computes_what_the_call_does(name: str, taken: list[Any]) -> None:
+def test_every_path_computes_what_the_call_does(name: str, taken: list[Any]) -> None:
     with LibraryCalls() as calls:
         (2 * STEPS[name]()).sum().backward()
     seconds = calls.seconds("cpu")
