@@ -265,6 +265,21 @@ def test_gelu_far_from_zero() -> None:
     assert torch.equal(found.nan_to_num(7), torch.tensor(want).nan_to_num(7))
 
 
+@pytest.mark.parametrize("approximate", ["none", "tanh"])
+def test_gradient_of_gelu_is_as_exact_as_eager(approximate: str) -> None:
+    def gradient(fn: Callable[..., Tensor], x: Tensor) -> Tensor:
+        x = x.clone().requires_grad_()
+        return torch.autograd.grad(fn(x).sum(), x)[0]
+
+    def gelu(x: Tensor) -> Tensor:
+        return F.gelu(x, approximate=approximate)
+
+    x = torch.linspace(-12, 12, 4096)
+    exact = gradient(gelu, x.double())
+    allowed = 2 * worst(gradient(gelu, x), exact)
+    assert worst(gradient(compiled(gelu), x), exact) <= allowed
+
+
 @pytest.mark.parametrize("length", [5, 49, 64])
 def test_softmax_of_special_values(length: int) -> None:
     x = torch.randn(6, length) * 30

@@ -363,10 +363,6 @@ def _gelu_erf(x: Expr) -> Expr:
     return x * apply("normal_cdf", x.dtype, x)
 
 
-def _tanh_inner(x: Expr) -> Expr:
-    return (x + x * x * x * 0.044715) * math.sqrt(2 / math.pi)
-
-
 def _gelu_tanh(x: Expr) -> Expr:
     return x * apply("normal_cdf_tanh", x.dtype, x)
 
@@ -378,9 +374,11 @@ def gelu_backward(lw: Lowering, g: Value, x: Value, approximate: str = "none") -
         return g * (apply("normal_cdf", x.dtype, x) + x * density)
 
     def tanh_form(g: Expr, x: Expr) -> Expr:
-        t = apply("tanh", x.dtype, _tanh_inner(x))
+        # 1 - tanh^2 far from zero is the difference of equal numbers; the function of -|x| is none.
+        low = apply("normal_cdf_tanh", x.dtype, -apply("abs", x.dtype, x))
+        high = 1.0 - low
         slope = (x * x * (3 * 0.044715) + 1.0) * math.sqrt(2 / math.pi)
-        return g * ((t + 1.0) * 0.5 + x * 0.5 * (1.0 - t * t) * slope)
+        return g * (select(compare("lt", x, 0), low, high) + x * 2.0 * low * high * slope)
 
     return elementwise(lw, (g, x), tanh_form if approximate == "tanh" else erf_form)
 
