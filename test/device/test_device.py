@@ -792,6 +792,78 @@ def test_vendor_runtime(run: Any, tmp_path: Path) -> None:
     assert done.stdout.splitlines()[-1] == "all well"
 
 
+WRITTEN = """
+import torch, torch_dipu
+from torch_dipu import dipu
+
+def given(place):
+    torch.manual_seed(0)
+    x = torch.randn(4, 6).to(place)
+    whole = torch.zeros(3, 6, 4, dtype=torch.float64).to(place)
+    return x, whole
+
+def empty(x, dtype=None):
+    return torch.empty(0, dtype=dtype or x.dtype, device=x.device)
+
+CALLS = {  # each returns its result, and the tensor that this must be
+    "a result": lambda x, w: (lambda r: (torch.add(x, 1, out=r), r))(torch.empty_like(x)),
+    "resized": lambda x, w: (lambda r: (torch.mul(x, x, out=r), r))(empty(x)),
+    "a view, transposed and wider": lambda x, w: (torch.sub(x, 0.5, out=w[1].t()), None),
+    "wider numbers": lambda x, w: (lambda r: (torch.add(x.int(), 1, out=r), r))(
+        empty(x, torch.float64)),
+    "two results": lambda x, w: (lambda v, i: (torch.sort(x, 1, out=(v, i))[1], i))(
+        torch.empty_like(x), torch.empty_like(x, dtype=torch.int64)),
+    "two resized": lambda x, w: (lambda v, i: (torch.kthvalue(x, 2, 1, out=(v, i))[0], v))(
+        empty(x), empty(x, torch.int64)),
+    "decomposed": lambda x, w: (lambda r: (torch.softmax(x, 1, out=r), r))(torch.empty_like(x)),
+    "decomposed and resized": lambda x, w: (lambda r: (torch.softmax(x, 0, out=r), r))(empty(x)),
+    "over what it reads": lambda x, w: (torch.ops.aten.flip.out(x, [0, 1], out=x), x),
+    "in place": lambda x, w: (x.mul_(3), x),
+    "in place, numbers promoted": lambda x, w: (lambda h: (h.add_(1e-3), h))(x.half()),
+    "in place on a view": lambda x, w: (x[1:, ::2].cumsum_(1), None),
+    "in place by indices": lambda x, w: (x.index_put_((x.argmax(0),), x[0].clone()), x),
+    "lists in place": lambda x, w: (torch._foreach_mul_([x[0], x[2]], 2.0), None),
+    "cast": lambda x, w: (w[0].copy_(x.t() * 1e3), None),
+    "cast to whole numbers": lambda x, w: (x.mul(9).to(torch.int8), None),
+    "cast to bool": lambda x, w: (x.relu().to(torch.bool), None),
+    "cast from complex": lambda x, w: (torch.complex(x, x * 2).conj().to(torch.complex128), None),
+    "cast to bfloat16": lambda x, w: (x.to(torch.bfloat16), None),
+}
+for forced in ([], [".*"]):
+    dipu.set_fallback_ops(forced)
+    for name, call in CALLS.items():
+        for attempt in range(3):
+            expected, mine = given("cpu"), given("dipu")
+            places = [t.data_ptr() for t in mine]
+            wanted, _ = call(*expected)
+            found, same = call(*mine)
+            assert same is None or found is same, (name, forced)
+            if wanted is None or isinstance(wanted, (list, tuple)):
+                wanted = found = expected[0].new_zeros(0)
+            assert [t.data_ptr() for t in mine] == places, (name, forced)
+            for a, b in zip((found, *mine), (wanted, *expected), strict=True):
+                assert (a.dtype, a.stride()) == (b.dtype, b.stride()), (name, forced)
+                said = f"{name}, forced {forced}, call {attempt + 1}"
+                torch.testing.assert_close(a.cpu(), b, msg=lambda text: f"{said}: {text}")
+taken = dipu.path_counts()
+assert {("_softmax.out", "decomposed"), ("add.out", "compiled"), ("add.out", "forced")} <= {*taken}
+print("all well")
+"""
+
+
+@pytest.mark.parametrize("vendor", ["", "droplet"])
+def test_given_results_are_written(run: Any, tmp_path: Path, vendor: str) -> None:
+    """By the device's paths and by the CPU, with and without memory that the host addresses."""
+    if vendor:
+        _vendor(tmp_path, "Runtime = HostRuntime")
+    done = run(
+        WRITTEN,
+        PYTHONPATH=str(tmp_path), DIPU_DEVICE=vendor, DIPU_MOCK_CUDA="0",
+        DIPU_KEEP_TORCHOP_DEFAULT_IMPL_OPS="_softmax.out",
+    )  # fmt: skip
+    assert done.stdout.splitlines()[-1] == "all well"
+
+
 THREE_DEVICES = """
 from dicp.device.runtime_template import Properties
 class Runtime(HostRuntime):
