@@ -1,4 +1,4 @@
-"""Vision: ResNet-50 training, ResNet-18 inference, a vision transformer, a depthwise network."""
+"""Vision: residual and depthwise networks, transformers with whole and with shifted windows."""
 
 from __future__ import annotations
 
@@ -9,7 +9,12 @@ import torch
 import torchvision
 from torch import Tensor, nn
 from torch.nn import functional as F
-from transformers import ViTConfig, ViTForImageClassification
+from transformers import (
+    ConvNextConfig,
+    ConvNextForImageClassification,
+    ViTConfig,
+    ViTForImageClassification,
+)
 
 CLASSES = 10
 
@@ -41,6 +46,23 @@ def vit() -> ViTForImageClassification:
             hidden_dropout_prob=0.0,
             attention_probs_dropout_prob=0.0,
         )
+    )
+
+
+def convnext() -> ConvNextForImageClassification:
+    config = ConvNextConfig(hidden_sizes=[16, 32], num_stages=2, depths=[1, 1], num_labels=CLASSES)
+    return ConvNextForImageClassification(config)
+
+
+def swin() -> nn.Module:
+    return torchvision.models.SwinTransformer(
+        patch_size=[4, 4],
+        embed_dim=16,
+        depths=[2, 2],
+        num_heads=[2, 4],
+        window_size=[4, 4],
+        num_classes=CLASSES,
+        stochastic_depth_prob=0.0,
     )
 
 
@@ -84,3 +106,11 @@ def test_vit_inference(against_eager):
 
 def test_vit_training(against_eager):
     against_eager.training(vit(), loss_of, lambda n: labelled(n, 32))
+
+
+def test_convnext_training(against_eager):
+    against_eager.training(convnext(), loss_of, lambda n: labelled(n, 32))
+
+
+def test_swin_training(against_eager):
+    against_eager.training(swin(), loss_of, lambda n: labelled(n, 32))
