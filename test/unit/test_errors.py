@@ -94,7 +94,7 @@ CASES: list[tuple[DicpError, str]] = [
     (
         ReportScriptError(Path("train.py"), 1, "Traceback\nValueError: x\n"),
         "no report: 'train.py' ended with exit status 1.\nits last lines on stderr:\n"
-        "  Traceback\n  ValueError: x\nMend the script, or run it by itself with "
+        "  Traceback\n  ValueError: x\nFix the script, or run it by itself with "
         "DICP_DUMP=<folder> and give that.",
     ),
     (
@@ -118,7 +118,7 @@ CASES: list[tuple[DicpError, str]] = [
     (
         RunFailureError("chip", "graph g0", "KeyError: 'x'", "chip/run.py:7", ["relu at a.py:3"]),
         "target 'chip': the run of graph g0 raises KeyError: 'x', at chip/run.py:7.\n"
-        "compiled from:\n  relu at a.py:3\nMend the target there, or report it; until then "
+        "compiled from:\n  relu at a.py:3\nFix the target there, or report it; until then "
         "eager_ops (DICP_EAGER_OPS) runs these operators eagerly.",
     ),
     (

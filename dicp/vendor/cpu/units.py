@@ -84,9 +84,9 @@ class Units:
             keys = [pool.submit(self.kernels, part, sources) for part in parts]
             driver = pool.submit(self.driver)
             made = {group: pool.submit(self.routines, group) for group in wanted}
-            units["driver"] = driver.result()
-            for part, key in zip(parts, keys, strict=True):
+            for part, key in zip(parts, keys, strict=True):  # first: its errors name operators
                 units |= dict.fromkeys(part, key.result())
+            units["driver"] = driver.result()
             return units | {name: made[group].result() for name, group in groups.items()}
 
     @contextlib.contextmanager
