@@ -114,21 +114,17 @@ def test_op(case: Any, check_op: Any) -> None:
     check_op(case)
 
 
-NOTED: list[tuple[int, float]] = []
-
-
-@torch.library.custom_op("fallback_test::note", mutates_args=())
-def note(x: torch.Tensor, number: int) -> torch.Tensor:
-    NOTED.append((number, float(x.sum())))
-    return x + 1
-
-
-note.register_fake(lambda x, number: torch.empty_like(x))
-note.register_effect(torch.library.EffectType.ORDERED)
-
-
 def test_effects_come_in_order(backend: Any, dynamic: bool) -> None:
     """PyTorch passes tokens from one such call to the next; kernels run between them."""
+    noted: list[tuple[int, float]] = []
+
+    @torch.library.custom_op("fallback_test::note", mutates_args=())
+    def note(x: torch.Tensor, number: int) -> torch.Tensor:
+        noted.append((number, float(x.sum())))
+        return x + 1
+
+    note.register_fake(lambda x, number: torch.empty_like(x))
+    note.register_effect(torch.library.EffectType.ORDERED)
 
     def fn(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         first, second = note(x * 2, 1), note(x.relu() - 1, 2)
@@ -137,12 +133,12 @@ def test_effects_come_in_order(backend: Any, dynamic: bool) -> None:
     compiled = torch.compile(fn, backend=backend, dynamic=dynamic, fullgraph=True)
     for rows in (4, 6) if dynamic else (4,):
         x = torch.randn(rows, 3)
-        NOTED.clear()
-        got, mine = compiled(x), list(NOTED)
-        NOTED.clear()
+        noted.clear()
+        got, mine = compiled(x), list(noted)
+        noted.clear()
         torch.testing.assert_close(got, fn(x))
         assert [number for number, _ in mine] == [1, 2, 3, 4]
-        torch.testing.assert_close(mine, NOTED)
+        torch.testing.assert_close(mine, noted)
 
 
 def test_factorizations_refuse_what_eager_refuses(backend: Any, dynamic: bool) -> None:
