@@ -21,7 +21,8 @@ NO_VALUE = "store_true"
 OPTIONS: dict[str, dict[str, Any]] = {
     "backend": {
         "default": "",
-        "help": "a backend registered with Dynamo, or the name of a dicp target (that of the CPU)",
+        "help": "a backend registered with Dynamo, or the name of a dicp target (that of the CPU, "
+        "and dicp where --device is another)",
     },
     "dynamic": {
         "default": "both", "type": str.lower, "choices": DYNAMIC,

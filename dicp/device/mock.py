@@ -127,7 +127,8 @@ class Mock:
             memory_format: torch.memory_format = torch.preserve_format,
         ) -> torch.Tensor:
             place = as_device(meant(device))
-            return to(self, place, non_blocking=non_blocking, memory_format=memory_format)
+            # Dynamo traces a call of the method `to`, not one of the function that it replaces.
+            return self.to(place, non_blocking=non_blocking, memory_format=memory_format)
 
         def on_device(place: torch.device) -> bool:
             return place.type == DEVICE_TYPE

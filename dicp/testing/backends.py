@@ -14,9 +14,12 @@ from dicp.target import SUFFIX, discover, find_target
 from dicp.torch_private import backend_registry, dynamo_counters
 
 
-def name_of(requested: str) -> str:
-    """The name of the backend `requested`, by default that of the target for CPU tensors."""
-    return requested or target_for_devices(set()).name + SUFFIX
+def name_of(requested: str, device: str = "cpu") -> str:
+    """The name of the backend `requested`, by default that of the target for CPU tensors, and for
+    those of another `device` the backend that finds their target itself."""
+    if requested or device != "cpu":
+        return requested or "dicp"
+    return target_for_devices(set()).name + SUFFIX
 
 
 def find_backend(name: str) -> Callable[..., Any]:

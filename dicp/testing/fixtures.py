@@ -186,7 +186,7 @@ def interruptible() -> Iterator[None]:
 def backend_name(request: pytest.FixtureRequest) -> str:
     from dicp.testing.backends import name_of
 
-    return name_of(option(request.config, "backend"))
+    return name_of(option(request.config, "backend"), option(request.config, "device"))
 
 
 @pytest.fixture

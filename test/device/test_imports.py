@@ -23,6 +23,10 @@ assert y.cpu().tolist() == [[2.0] * 3] * 2 and "torch._dynamo" in sys.modules
 def doubled(a):
     return a * 2 if a.is_cuda and a.device.type == "cuda" else a
 assert torch.compile(doubled, backend="eager", fullgraph=True)(x).cpu().tolist() == [[2.0] * 3] * 2
+
+def moved(a):
+    return a.cuda() + a.to("cuda", torch.float64)
+assert torch.compile(moved, backend="eager", fullgraph=True)(x).cpu().tolist() == [[2.0] * 3] * 2
 print("all well")
 """
 

@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 from support.forked import COMPILER, server
 
+from dicp.testing.backends import name_of
+
 ROOT = Path(__file__).resolve().parents[2]
 ENTRY = "[pytest11]\ndicp.pytest_plugin = dicp.pytest_plugin\n"
 METADATA = "Metadata-Version: 2.1\nName: dicp-plugin-test\nVersion: 0.0\n"
@@ -122,3 +124,8 @@ def test_operator_cases_are_part_of_the_package() -> None:
 
     assert OP_TESTS.samefile(ROOT / "test" / "op")
     assert len(all_cases()) > 200
+
+
+def test_the_backend_of_another_device_finds_its_target() -> None:
+    assert name_of("", "cpu") == "cpugraph" and name_of("", "dipu") == "dicp"
+    assert name_of("topsgraph", "dipu") == "topsgraph"
