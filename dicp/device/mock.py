@@ -23,6 +23,7 @@ from dicp.torch_private import (
     AfterDynamo,
     FakeTensor,
     is_tracing,
+    methods_in_graphs,
     traced_device_attributes,
     true_device,
 )
@@ -156,6 +157,7 @@ class Mock:
             traced, attributes = traced_device_attributes(as_seen, on_device)
             for name, method in attributes.items():
                 self._set(traced, name, method)
+            self._set(*methods_in_graphs(to))
 
         self._waiting = AfterDynamo(teach_dynamo)
         self._set(torch, "Generator", _generator_class(torch.Generator))

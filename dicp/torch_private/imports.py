@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from functools import cache
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
+from types import ModuleType
 from typing import Any, Final
 
 import torch
@@ -65,3 +67,15 @@ def traced_device_attributes(
         return None if self.device is None else VariableTracker.build(tx, moved(self.device))
 
     return TensorVariable, {"method_attr_device": device, "method_attr_is_cuda": is_cuda}
+
+
+def methods_in_graphs(method: Any) -> tuple[ModuleType, str, Callable[[], frozenset[Any]]]:
+    """The module and the name of the function that lists the methods of tensors which Dynamo puts
+    into graphs, and one that lists `method` too, whose name leads to another function.
+
+    Dynamo has to be imported.
+    """
+    from torch._dynamo import trace_rules
+
+    listed = trace_rules.get_tensor_method.__wrapped__
+    return trace_rules, "get_tensor_method", cache(lambda: listed() | {method})

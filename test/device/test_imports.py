@@ -26,7 +26,10 @@ assert torch.compile(doubled, backend="eager", fullgraph=True)(x).cpu().tolist()
 
 def moved(a):
     return a.cuda() + a.to("cuda", torch.float64)
-assert torch.compile(moved, backend="eager", fullgraph=True)(x).cpu().tolist() == [[2.0] * 3] * 2
+for place in (torch.device("cpu"), torch.device("cuda")):  # a mode, in which methods are traced
+    with place:
+        found = torch.compile(moved, backend="eager", fullgraph=True)(x)
+    assert found.dtype == torch.float64 and found.cpu().tolist() == [[2.0] * 3] * 2
 print("all well")
 """
 
