@@ -24,6 +24,7 @@ from dicp.vendor.cpu.routines.common import (
 from dicp.vendor.cpu.routines.depthwise import is_channels_last
 from dicp.vendor.cpu.routines.product import multiplied
 from dicp.vendor.cpu.thresholds import EAGER_IM2COL_PIXELS, MIN_CHANNELS
+from dicp.vendor.cpu.toolchain import has_feature
 
 aten = torch.ops.aten
 CONVOLUTIONS = RuleTable()
@@ -48,7 +49,7 @@ def convolution(
     if kind == "nhwc":
         return _by_nhwc(lw, x, w, bias, out, axes)
     if kind is not None:
-        skips = _skips_padding(x, w, how.groups)
+        skips = _skips_padding(x, w, how.groups) and _in_own_kernel(axes[-1])
         name = "dicp_im2col" if kind == "im2col" else "dicp_convolution"
         return _convolved(lw, x, w, bias, out, axes, how.groups, skips, name)
     result: Value = plain(aten.convolution.default)(lw, x, w, bias, *options, **named)
@@ -150,6 +151,17 @@ def _skips_padding(x: Value, w: Value, groups: int) -> bool:
         return channels % 16 == 0 and filters % 16 == 0
     large = len(taps) > 1 and all(tap > 3 for tap in taps)  # type: ignore[operator]
     return large or x.shape[0] > 1 or product(x.shape) > EAGER_IM2COL_PIXELS  # type: ignore[operator]
+
+
+def _in_own_kernel(axis: Axis) -> bool:
+    """Whether oneDNN's own kernel takes the columns of a convolution; else patches are multiplied.
+
+    That for AVX2 has at most three columns of padding, and seven taps where the stride is not 1.
+    """
+    _, _, taps, stride, padding, _ = axis
+    if has_feature("avx512f") or not all(isinstance(n, int) for n in (taps, stride, padding)):
+        return True
+    return bool(padding <= 3 and (taps <= 7 or stride == 1))
 
 
 def _problem(
