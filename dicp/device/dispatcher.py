@@ -385,10 +385,10 @@ class Dispatcher:
         if result is NotImplemented or not outs:
             return result
         results = [result] if isinstance(result, torch.Tensor) else list(result)
-        pairs = zip(results[form.fresh :], outs, strict=True)
-        if not all(torch.can_cast(value.dtype, out.dtype) for value, out in pairs):
+        pairs = list(zip(outs, results[form.fresh :], strict=True))
+        if not all(torch.can_cast(value.dtype, out.dtype) for out, value in pairs):
             return NotImplemented  # eager's error is the host's
-        for out, value in zip(outs, results[form.fresh :], strict=True):
+        for out, value in pairs:
             if out.shape != value.shape:
                 out.resize_(value.shape)
             out.copy_(value)

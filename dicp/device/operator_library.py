@@ -98,8 +98,9 @@ class Function:
 
     def takes(self, op: OpOverload, inputs: Mapping[str, Any]) -> bool:
         """Whether the arguments are of the kinds that the function has."""
+        kinds = kinds_of(op)
         return all(
-            _takes(argument, str(kinds_of(op).get(argument.lstrip("*"))), inputs)
+            _takes(argument, kinds.get(argument.lstrip("*"), ""), inputs)
             for argument in self.arguments
         )
 

@@ -158,9 +158,7 @@ class _Kept:
     def is_free(self) -> bool:
         """Whether no caller holds the memory, nor has resized the storage or shared it with another
         process, which moves it."""
-        storage = self.storage
-        moved = (storage.data_ptr(), storage.nbytes()) != (self._address, self._nbytes)
-        del storage
+        moved = (self.storage.data_ptr(), self.storage.nbytes()) != (self._address, self._nbytes)
         return not moved and self._references() == self._alone
 
 
