@@ -8,6 +8,8 @@ python -m dicp device ops|check LIBRARY
 python -m dicp new-vendor NAME --family loop|graph [--package DIR]
 python -m dicp vendor-report NAME [--results FILE]
 python -m dicp report [--out FILE] FOLDER|SCRIPT [ARGUMENTS]
+
+A command imports when it runs what it alone needs: PyTorch and the targets take seconds.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 from rich.console import Console
@@ -28,8 +30,11 @@ from rich.text import Text
 
 from dicp.cache import Cache, CacheInfo
 from dicp.config import OPTIONS, Config
+from dicp.discovery import discover, target_name
 from dicp.errors import DicpError
-from dicp.target import Check, discover, find_target, target_name
+
+if TYPE_CHECKING:
+    from dicp.target import Check, Target
 
 _PACKAGES = ("dicp", "torch", "numpy")
 _PIPE_WIDTH = 240
@@ -73,11 +78,10 @@ def ops(backend: Backend) -> None:
     A decision is: compiled, library (a library call), view, decomposed or eager.
     """
     name = target_name(backend)
-    # These imports cost seconds; only this command needs them.
     from dicp.dynamo_bridge.conversion import operator_table
     from dicp.operator_choice import OperatorChoice
 
-    target = find_target(name)
+    target = _target(name)
     choice = OperatorChoice.of(Config.from_env())
     rows = sorted(operator_table(target, choice), key=lambda row: str(row.op))
     table = _table("operator", "decision", "reason", title=f"operators of {target.name}")
@@ -144,7 +148,7 @@ def vendor_report(
     """Report a target's coverage of operators and tests, and the next steps by gain."""
     from dicp.vendor_report import vendor_report as reported
 
-    report = reported(find_target(target_name(name)), results or ())
+    report = reported(_target(target_name(name)), results or ())
     console = _console()
     table = _table("", "counts", title=f"{report.target}: how far it is")
     for title, counts in (
@@ -189,7 +193,7 @@ def show_config(backend: Backend = "") -> None:
 
     With --backend, the settings of that target's own, too.
     """
-    own = find_target(target_name(backend)).options if backend else ()
+    own = _target(target_name(backend)).options if backend else ()
     config = Config.from_env(vendor=own)
     table = _table("option", "type", "environment", "default", "now", "meaning")
     for option in (*OPTIONS, *own):
@@ -246,9 +250,17 @@ class _Examined:
     state: str = "missing"
 
 
+def _target(name: str) -> Target:
+    from dicp.target import find_target
+
+    return find_target(name)
+
+
 def _examined(name: str) -> _Examined:
+    from dicp.target import Check
+
     try:
-        target = find_target(name)
+        target = _target(name)
         config = Config.from_env(vendor=target.options)
         checks = target.doctor(config)
         if not all(check.ok for check in checks):

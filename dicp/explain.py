@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 
+from dicp.discovery import target_name
 from dicp.dynamo_bridge.backend import Backend
 from dicp.dynamo_bridge.observe import GraphReport, breaks_text
-from dicp.target import target_name
 from dicp.torch_private import GraphBreak, GraphBreaks, pytree
 
 

@@ -12,23 +12,20 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from importlib.metadata import EntryPoint, entry_points
 from typing import Any, Literal, Protocol
 
 import torch
 from torch import fx
 
 from dicp.cache import Cache
-from dicp.config import OPTIONS, TARGET_GROUP, Config, Option
+from dicp.config import OPTIONS, Config, Option
+from dicp.discovery import discover
 from dicp.errors import InvalidTargetError, SimulatorWarning, TargetNotFoundError
 from dicp.fused_attention import FusedAttention
 from dicp.origin import Origin
 from dicp.outline import Outline
 from dicp.rules import DecisionKind, RuleTable
 from dicp.torch_private import OpOverload
-
-SUFFIX = "graph"
-"""The backend "xgraph" compiles for the target "x"."""
 
 
 @dataclass(frozen=True)
@@ -323,23 +320,6 @@ def computes_size(node: fx.Node) -> bool:
         return True
     val = node.meta.get("val")
     return isinstance(val, (torch.SymInt, torch.SymFloat, torch.SymBool, int, float, bool))
-
-
-def discover() -> dict[str, EntryPoint]:
-    """Targets installed on this machine, by name; nothing is imported."""
-    return {point.name: point for point in entry_points(group=TARGET_GROUP)}
-
-
-def target_name(backend: str) -> str:
-    """The installed target that a target's or a backend's name ("xgraph" for "x") stands for.
-
-    Raises TargetNotFoundError.
-    """
-    known = sorted(discover())
-    for name in (backend, backend.removesuffix(SUFFIX)):
-        if name in known:
-            return name
-    raise TargetNotFoundError(backend, known)
 
 
 @cache

@@ -9,7 +9,8 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from dicp.config import DEVICE_VARIABLES, OPTIONS, SWITCH_VARIABLES, Option
-from dicp.target import discover, find_target
+from dicp.discovery import discover
+from dicp.target import find_target
 
 PAGE = Path(__file__).with_name("environment.md")
 HEAD = """# Settings and environment variables

@@ -16,6 +16,7 @@ from torch import fx
 
 from dicp.cache import Cache
 from dicp.config import Config, DeviceSettings
+from dicp.discovery import discover
 from dicp.errors import InvalidTargetError
 from dicp.outline import Outline
 from dicp.rules import DecisionKind
@@ -27,7 +28,6 @@ from dicp.target import (
     LowerContext,
     Source,
     Target,
-    discover,
     find_target,
 )
 from dicp.torch_private import FakeTensor, pytree, true_device

@@ -20,13 +20,14 @@ import torch
 from torch import fx
 
 from dicp.config import Config, asked
+from dicp.discovery import SUFFIX, discover
 from dicp.dynamo_bridge.compile_fx import compile_fx
 from dicp.dynamo_bridge.fuse.families import fusion_problems
 from dicp.dynamo_bridge.observe import GraphReport, breaks_text
 from dicp.dynamo_bridge.recording import BREAKS, breaks_record, write_record
 from dicp.dynamo_bridge.thresholds import KEPT_PROGRAMS, KEPT_REPORTS
 from dicp.errors import DeviceMovedError, FallbackWarning, InvalidTargetError, TargetNotFoundError
-from dicp.target import SUFFIX, Target, discover, find_target
+from dicp.target import Target, find_target
 from dicp.torch_private import (
     HOST,
     GraphBreaks,

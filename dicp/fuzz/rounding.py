@@ -17,12 +17,13 @@ from typing import Any, Literal
 
 import torch
 
+from dicp.discovery import target_name
 from dicp.effects import is_mutating, is_random, is_view, op_name
 from dicp.fuzz.check import Mode, Results, compare, compiled, dtypes, evaluate, truth
 from dicp.fuzz.generate import double_precision, is_exact
 from dicp.fuzz.program import Program, TensorInput
 from dicp.graphop.target import GraphTarget
-from dicp.target import find_target, target_name
+from dicp.target import find_target
 from dicp.torch_private import TorchDispatchMode, disable_current_modes, pytree
 
 RUNS = 8

@@ -6,8 +6,8 @@ import re
 from pathlib import Path
 from typing import Literal
 
+from dicp.discovery import discover
 from dicp.errors import NewVendorError
-from dicp.target import discover
 from dicp.template import render_template
 
 Family = Literal["loop", "graph"]

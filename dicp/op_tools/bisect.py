@@ -25,13 +25,13 @@ from typing import NoReturn
 import torch
 
 from dicp.compare import FLOOR_ULPS
+from dicp.discovery import target_name
 from dicp.errors import DicpError
 from dicp.op_tools.autocompare import append_csv
 from dicp.op_tools.capture import FOLDER
 from dicp.op_tools.records import timestamp
 from dicp.op_tools.script_run import KINDS, RunResult, RunSpec
 from dicp.op_tools.tables import table
-from dicp.target import target_name
 
 USAGE = 64
 RESULTS = "op_bisect_result"

@@ -28,11 +28,11 @@ from typing import Any
 import numpy as np
 import torch
 
+from dicp.discovery import target_name
 from dicp.dynamo_bridge.backend import Backend
 from dicp.module_calls import around_outermost_calls
 from dicp.op_tools import trees
 from dicp.op_tools.float64_graphs import Float64Graphs, Judged
-from dicp.target import target_name
 
 KINDS = ("assigned", "backward", "printed")
 _NUMBER = r"[-+]?(?:\d+\.?\d*(?:[eE][-+]?\d+)?|\.\d+|nan|inf)"

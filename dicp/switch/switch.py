@@ -18,9 +18,9 @@ from typing import Any
 import torch
 
 from dicp.config import SwitchSettings
+from dicp.discovery import discover
 from dicp.errors import DicpWarning
 from dicp.module_calls import around_outermost_calls
-from dicp.target import discover
 from dicp.torch_private import privateuse1_name
 
 HOST, CUDA = "cpu", "cuda"

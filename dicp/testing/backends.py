@@ -9,8 +9,9 @@ from typing import Any
 import torch
 import torch.fx as fx
 
+from dicp.discovery import SUFFIX, discover
 from dicp.dynamo_bridge.backend import Backend, target_for_devices
-from dicp.target import SUFFIX, discover, find_target
+from dicp.target import find_target
 from dicp.torch_private import backend_registry, dynamo_counters
 
 

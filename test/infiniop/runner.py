@@ -21,7 +21,8 @@ import torch
 from torch import Tensor
 
 from dicp.config import Config
-from dicp.target import SUFFIX, discover, find_target
+from dicp.discovery import SUFFIX, discover
+from dicp.target import find_target
 from dicp.testing.backends import find_backend
 
 PLATFORMS = {"cpu": "cpugraph", "nvidia": "tritongraph", "metax": "macagraph",

@@ -8,7 +8,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from dicp.target import discover, find_target
+from dicp.discovery import discover
+from dicp.target import find_target
 from dicp.testing import BackendUnderTest
 from dicp.testing.symbolic import TENSORS, Row, accepted, batches, numeric_parameters, problems_of
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from dicp import discovery
 from dicp import target as target_module
 from dicp.dynamo_bridge import backend
 from dicp.dynamo_bridge.backend import Backend
@@ -35,7 +36,7 @@ def target(
     name = NAMES[request.param]
     monkeypatch.syspath_prepend(folder / name)
     points = {name: EntryPoint(name, f"{name}_dicp:{name.capitalize()}Target", "dicp.targets")}
-    for module in (target_module, backend):
+    for module in (discovery, target_module, backend):
         monkeypatch.setattr(module, "discover", lambda: points)
     find_target.cache_clear()
     torch.compiler.reset()

@@ -47,6 +47,7 @@ RANKS = {
     "serving": 2,
     "operator_choice": 3,
     "adaptor": 2,
+    "discovery": 2,
     "rule_errors": 3,
     "target": 3,
     "toolchain": 3,

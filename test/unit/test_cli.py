@@ -13,12 +13,13 @@ import torch
 from support.forked import TORCH, server
 from typer.testing import CliRunner, Result
 
-from dicp import cli
+from dicp import cli, discovery
 from dicp import target as target_module
 from dicp.cache import Cache, key_of
 from dicp.config import OPTIONS, PATH, Config, Option, vendor_option
+from dicp.discovery import discover
 from dicp.errors import TargetNotFoundError
-from dicp.target import Check, discover
+from dicp.target import Check
 
 
 @dataclass(frozen=True)
@@ -79,9 +80,9 @@ def install(monkeypatch: pytest.MonkeyPatch) -> Any:
                 raise ImportError("libsdk.so.1: cannot open shared object file")
             return known[name]
 
-        for module in (cli, target_module):
+        for module in (cli, discovery):
             monkeypatch.setattr(module, "discover", lambda: dict.fromkeys([*known, *broken]))
-        monkeypatch.setattr(cli, "find_target", find)
+        monkeypatch.setattr(target_module, "find_target", find)
 
     return install
 
@@ -190,6 +191,24 @@ def test_cache_gc(cache: Cache) -> None:
     assert cache.info().entries == 1
     run("cache", "gc", "--max-mb", "0")
     assert cache.info().entries == 0
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("config",), ("cache", "info"), ("cache", "clear"), ("cache", "gc"),
+        ("new-vendor", "made", "--family", "loop", "--package", "made"),
+        ("new-vendor", "made", "--family", "graph", "--package", "made"),
+    ],
+)  # fmt: skip
+def test_command_imports_no_pytorch(arguments: tuple[str, ...], tmp_path: Path) -> None:
+    ending = (
+        "import sys; from dicp.cli import app; app(standalone_mode=False); "
+        "print([m for m in ('torch', 'sympy', 'dicp.target') if m in sys.modules])"
+    )
+    done = server().run(["-c", ending, *arguments], cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "[]"
 
 
 def test_module_prints_an_error_without_a_trace(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,10 +18,11 @@ from support.forked import COMPILER, Server
 from typer.testing import CliRunner
 
 from dicp.cli import app
+from dicp.discovery import target_name
 from dicp.dynamo_bridge.decompose import MUTATING
 from dicp.errors import NewVendorError, TargetNotFoundError
 from dicp.new_vendor import new_vendor
-from dicp.target import find_target, target_name
+from dicp.target import find_target
 from dicp.torch_private import OpOverload, all_decompositions
 from dicp.vendor_report import PUBLIC, vendor_report
 

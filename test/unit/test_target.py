@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from dicp import discovery
 from dicp import target as target_module
 from dicp.config import BOOLEAN, COUNT, Config, vendor_option
 from dicp.dynamo_bridge import backend
@@ -45,7 +46,7 @@ def install(monkeypatch: pytest.MonkeyPatch, **made: Any) -> None:
         attribute = f"made{next(NUMBERS)}"
         globals()[attribute] = cls
         points[name] = EntryPoint(name, f"{__name__}:{attribute}", "dicp.targets")
-    for module in (target_module, backend):
+    for module in (discovery, target_module, backend):
         monkeypatch.setattr(module, "discover", lambda: points)
     find_target.cache_clear()
 
