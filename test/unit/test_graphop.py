@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from dicp.graphop.builder import Builder, Dialect
 from dicp.graphop.hoist import hoisted
 from dicp.graphop.inplace import Writing, in_place
 from dicp.graphop.interpreter import Call, Interpreter, Semantics
+from dicp.graphop.literals import literal
 from dicp.graphop.partition import Partition, remove_dead
 from dicp.graphop.program import EagerCall, Graph, Node, Origin, Result, Slot, Value
 from dicp.graphop.prototype import check_call, parse_prototypes
@@ -314,3 +316,26 @@ def test_an_operator_without_a_meaning_is_named() -> None:
     prototypes = parse_prototypes("chip", "Add: x1:any x2:any -> y:=x1", classes)
     with pytest.raises(ValueError, match="chip says of Add not what they compute"):
         Dialect("chip", prototypes, Semantics())
+
+
+@pytest.mark.parametrize(
+    ("number", "dtype", "text"),
+    [
+        (True, torch.bool, "true"),
+        (0.1, torch.float32, "0.100000001f"),
+        (0.1, torch.float64, "0.1"),
+        (3.0, torch.float32, "3.0f"),
+        (1e39, torch.float32, "__builtin_inff()"),
+        (-math.inf, torch.float64, "-__builtin_inf()"),
+        (math.nan, torch.float32, '__builtin_nanf("")'),
+        (0.1, torch.float16, "0x2e66"),
+        (1e5, torch.float16, "0x7c00"),  # infinity, as when PyTorch converts a tensor
+        (-1e5, torch.float16, "0xfc00"),
+        (0.1, torch.bfloat16, "0x3dcd"),
+        (-(2**63), torch.int64, "INT64_MIN"),
+        (2**32 - 1, torch.uint32, "4294967295u"),
+        (-5, torch.int8, "-5"),
+    ],
+)
+def test_literal(number: Any, dtype: torch.dtype, text: str) -> None:
+    assert literal(number, dtype) == text

@@ -9,8 +9,6 @@ have them.
 from __future__ import annotations
 
 import json
-import math
-import struct
 import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -18,6 +16,7 @@ from typing import Any
 
 import torch
 
+from dicp.graphop.literals import float_literal, literal
 from dicp.graphop.program import Graph, Node, Operand, Value
 from dicp.graphop.prototype import AttrSpec, Prototype
 from dicp.graphop.sizes import at_sizes, size_text
@@ -196,7 +195,7 @@ _STORED = {
 def _constant(node: Node, name: str) -> str:
     value = node.outputs[0]
     if node.kind == "const":
-        numbers = [_literal(n, value.dtype) for n in node.attrs["numbers"]]
+        numbers = [literal(n, value.dtype) for n in node.attrs["numbers"]]
     else:
         sizes = node.attrs["sizes"]
         numbers = [size_text(size) for size in (sizes if isinstance(sizes, tuple) else (sizes,))]
@@ -206,38 +205,6 @@ def _constant(node: Node, name: str) -> str:
         f'auto {name} = Constant<{stored}>("{name}", {_dims(value)}, {_dtype(value.dtype)}, '
         f"{{{listed}}});"
     )
-
-
-def _literal(number: Any, dtype: torch.dtype) -> str:
-    """The number with every digit of its type."""
-    if dtype == torch.bool:
-        return "true" if number else "false"
-    if dtype in (torch.float16, torch.bfloat16):
-        bits = torch.tensor(number, dtype=torch.float64).to(dtype).view(torch.int16).item()
-        return f"{int(bits) & 0xFFFF:#06x}"
-    if dtype.is_floating_point:
-        return _float(number, "f" if dtype == torch.float32 else "")
-    if dtype == torch.int64 and number == -(2**63):
-        return "INT64_MIN"
-    return f"{int(number)}" + ("u" if dtype == torch.uint64 else "")
-
-
-def _float(number: float, suffix: str) -> str:
-    number = struct.unpack("f", struct.pack("f", number))[0] if suffix and _fits(number) else number
-    if math.isnan(number):
-        return f'__builtin_nan{suffix}("")'
-    if math.isinf(number) or (suffix and not _fits(number)):
-        return ("-" if number < 0 else "") + f"__builtin_inf{suffix}()"
-    text = f"{number:.9g}" if suffix else repr(float(number))
-    return (text if any(c in text for c in ".e") else f"{text}.0") + suffix
-
-
-def _fits(number: float) -> bool:
-    try:
-        struct.pack("f", number)
-    except OverflowError:
-        return False
-    return True
 
 
 def _operator(
@@ -304,13 +271,13 @@ def _attr(spec: AttrSpec, value: Any) -> str:
         case "Bool":
             return "true" if value else "false"
         case "Float":
-            return _float(float(value), "f")
+            return float_literal(float(value), "f")
         case "String":
             return json.dumps(value)
         case "ListInt":
             return "{" + ", ".join(map(str, value)) + "}"
         case "ListFloat":
-            return "{" + ", ".join(_float(float(v), "f") for v in value) + "}"
+            return "{" + ", ".join(float_literal(float(v), "f") for v in value) + "}"
     return str(value)
 
 

@@ -7,14 +7,13 @@ symbolic graph are expressions in the text, to be filled in (`graphop.sizes`).
 from __future__ import annotations
 
 import json
-import math
-import struct
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from dicp.graphop.literals import float_literal, literal
 from dicp.graphop.program import Graph, Node, Value
 from dicp.graphop.prototype import AttrSpec, ResultType
 from dicp.graphop.sizes import size_text
@@ -136,7 +135,7 @@ def _attr(node: Node, spec: AttrSpec) -> str:
         case "Bool":
             return "true" if value else "false"
         case "Float":
-            return _float(float(value), "f")
+            return float_literal(float(value), "f")
         case "String":
             return json.dumps(value)
         case "ListString":
@@ -172,38 +171,11 @@ def _braced(items: Any) -> str:
 
 def _constant(node: Node, name: str) -> list[str]:
     value = node.outputs[0]
-    numbers = ", ".join(_literal(n, value.dtype) for n in node.attrs["numbers"]) or "0"
+    numbers = ", ".join(literal(n, value.dtype) for n in node.attrs["numbers"]) or "0"
     return [
         f"{STORED[value.dtype]} {name}_data[] = {{{numbers}}};",
         f"Op {name} = builder::Const(b, static_cast<void*>({name}_data), {_type(value)});",
     ]
-
-
-def _literal(number: Any, dtype: torch.dtype) -> str:
-    """The number with every digit of its type; of 16-bit floats the bits."""
-    if dtype == torch.bool:
-        return "true" if number else "false"
-    if dtype == torch.float16:
-        return f"0x{struct.pack('>e', number).hex()}"
-    if dtype.is_floating_point:
-        return _float(number, "f" if dtype == torch.float32 else "")
-    if dtype == torch.int64 and number == -(2**63):
-        return "INT64_MIN"
-    return f"{int(number)}" + ("u" if dtype == torch.uint32 else "")
-
-
-def _float(number: float, suffix: str) -> str:
-    if suffix and math.isfinite(number):
-        try:
-            number = struct.unpack("f", struct.pack("f", number))[0]
-        except OverflowError:
-            number = math.copysign(math.inf, number)
-    if math.isnan(number):
-        return f'__builtin_nan{suffix}("")'
-    if math.isinf(number):
-        return ("-" if number < 0 else "") + f"__builtin_inf{suffix}()"
-    text = f"{number:.9g}" if suffix else repr(float(number))
-    return (text if any(c in text for c in ".e") else f"{text}.0") + suffix
 
 
 def _one_line(text: str) -> str:
