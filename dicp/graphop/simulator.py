@@ -143,8 +143,7 @@ class SimulatorBase(abc.ABC, Generic[Model]):
     def _build(self, graph: bytes, options: bytes, message: int, room: int) -> int:
         def build() -> int:
             self.options = json.loads(options)
-            with disable_current_modes():
-                model = self.compile(graph.decode(), self.options)
+            model = self.compile(graph.decode(), self.options)
             self._compiled[graph.decode()] = model
             tell(self.summary(model), message, room)
             return 0
@@ -154,8 +153,7 @@ class SimulatorBase(abc.ABC, Generic[Model]):
     def _load(self, data: int, size: int, with_memory: bool, message: int, room: int) -> int:
         def load() -> int:
             text = ctypes.string_at(data, size).decode()
-            with disable_current_modes():
-                model = self._compiled.pop(text, None) or self.compile(text, None)
+            model = self._compiled.pop(text, None) or self.compile(text, None)
             self.check_load(model, with_memory)
             handle = next(self._handles)
             self.models[handle] = model

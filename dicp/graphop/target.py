@@ -39,7 +39,7 @@ from dicp.rule_errors import raise_run_failure
 from dicp.serialize import evaluate_size
 from dicp.specializations import Specializations
 from dicp.target import Artifact, Decision, Executable, LowerContext, RuleTarget, Source
-from dicp.torch_private import FakeTensorMode
+from dicp.torch_private import FakeTensorMode, disable_current_modes
 
 UNIT = "model"
 """The kind of cache entry that holds a compiled graph."""
@@ -99,6 +99,7 @@ class GraphTarget(RuleTarget):
     def compile(self, unit: GraphUnit, cache: Cache, config: Config) -> Mapping[str, bytes]:
         """The files that the compiler writes for a graph's source.
 
+        Tensors made here and in `launch` have numbers, although PyTorch is tracing.
         Raises GraphRejectedError with the compiler's message.
         """
 
@@ -249,7 +250,18 @@ class GraphTarget(RuleTarget):
     def _compiled(self, unit: GraphUnit, cache: Cache, config: Config) -> Entry:
         """A compiled graph, built if the cache does not have it."""
         key = key_of(UNIT, unit.text, unit.options, *self.identity(cache, config))
-        return cache.get_or_build(UNIT, key, lambda: dict(self.compile(unit, cache, config)))
+
+        def build() -> dict[str, bytes]:
+            with disable_current_modes():
+                return dict(self.compile(unit, cache, config))
+
+        return cache.get_or_build(UNIT, key, build)
+
+    def _launched(self, unit: GraphUnit, cache: Cache, config: Config, key: str = "") -> Run:
+        """The function that runs a compiled graph, which is compiled where the cache lacks it."""
+        built = (cache.get(UNIT, key) if key else None) or self._compiled(unit, cache, config)
+        with disable_current_modes():
+            return self.launch(unit, built, cache, config)
 
     def _located(self, error: GraphRejectedError, graph: Graph) -> GraphRejectedError:
         """The error with the operator that the compiler's message names, and where that comes
@@ -275,21 +287,17 @@ class GraphTarget(RuleTarget):
             {name: GraphUnit.of(steps[name], *texts) for name, texts in plain[kind].items()}
             for kind in ("units", "static")
         )
-        runs: dict[str, Run] = {}
-        for name, unit in units.items():
-            found = cache.get(UNIT, artifact.units[name])  # None once it has been evicted
-            built = found or self._compiled(unit, cache, config)
-            runs[name] = self.launch(unit, built, cache, config)
-
+        runs = {
+            name: self._launched(unit, cache, config, artifact.units[name])
+            for name, unit in units.items()
+        }
         padded: Specializations[GraphUnit, Run] = Specializations(
             MOST_PADDED, plain["program"]["symbols"], each=len(static)
         )
 
         def padded_run(name: str, sizes: Mapping[str, int]) -> Run:
             unit = static[name].at(lambda size: evaluate_size(size, sizes))
-            return padded.find(
-                unit, lambda: self.launch(unit, self._compiled(unit, cache, config), cache, config)
-            )
+            return padded.find(unit, lambda: self._launched(unit, cache, config))
 
         def launch(
             name: str, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor],

@@ -41,7 +41,7 @@ from dicp.target import (
     computes_size,
     tensors_of,
 )
-from dicp.torch_private import HOST
+from dicp.torch_private import HOST, disable_current_modes
 
 
 @dataclass(frozen=True)
@@ -93,6 +93,7 @@ class LoopTarget(RuleTarget):
     def compile(self, sources: KernelSources, cache: Cache, config: Config) -> Mapping[str, Any]:
         """Compile what the cache lacks; returns JSON values by which `runtime` finds the results.
 
+        Tensors made here and in `runtime` have numbers, although PyTorch is tracing.
         Raises CompilerError and ToolchainError.
         """
 
@@ -159,7 +160,8 @@ class LoopTarget(RuleTarget):
         return Source(sources.texts, lambda: self.source_files(sources))
 
     def build(self, program: LoopProgram, source: Source, cache: Cache, config: Config) -> Artifact:
-        units = self.compile(KernelSources(program.serialized, source.texts), cache, config)
+        with disable_current_modes():
+            units = self.compile(KernelSources(program.serialized, source.texts), cache, config)
         steps = program.serialized["steps"] if self.bakes_lines else ()
         baked = tuple(at for step in steps for _, at in step.get("sites", ()) if at)
         plain = {"program": program.serialized, "texts": source.texts}
@@ -174,7 +176,8 @@ class LoopTarget(RuleTarget):
         """The loaded program, with its intermediate results in `pool` if one is given."""
         program, texts = artifact.program["program"], artifact.program["texts"]
         sources = KernelSources(program, texts, artifact.units)
-        runtime = self.runtime(sources, cache, config)
+        with disable_current_modes():
+            runtime = self.runtime(sources, cache, config)
         memory = self.pool(sources.device) if pool is None else pool
         return LoopExecutable(program, runtime, memory, artifact.objects, self.name)
 

@@ -182,3 +182,24 @@ def test_a_hook_that_takes_other_arguments_is_named(
     file = break_hook(target, "compile", "\n\ndef compile(self): pass\n", monkeypatch)
     with pytest.raises(Exception, match=f"compile raises TypeError.*, at {file}:3"):
         compiled(target, torch.relu)(torch.randn(2, 3))
+
+
+def test_a_target_compiles_and_loads_outside_of_pytorch_s_tracing(
+    target: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its tensors have numbers, without a name of PyTorch's that a vendor would have to know."""
+    made = []
+
+    def watched(own: Any) -> Any:
+        def stage(*given: Any) -> Any:
+            made.append(torch.tensor([1.0, 2.0]).sum())
+            return own(*given)
+
+        return stage
+
+    for stage in ("compile", "launch" if target.name == NAMES["graph"] else "runtime"):
+        monkeypatch.setattr(target, stage, watched(getattr(target, stage)))
+    x = torch.randn(2, 3)
+    assert torch.equal(compiled(target, lambda x: torch.relu(x) * 2)(x), torch.relu(x) * 2)
+    assert len(made) == 2
+    assert all(type(value) is torch.Tensor and value.item() == 3 for value in made)

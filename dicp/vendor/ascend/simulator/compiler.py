@@ -18,7 +18,7 @@ from dicp.errors import PrototypeError
 from dicp.graphop.interpreter import Call, Interpreter, Source
 from dicp.graphop.prototype import Prototype, check_call
 from dicp.graphop.simulator import Refused
-from dicp.torch_private import FakeTensorMode, disable_current_modes
+from dicp.torch_private import FakeTensorMode
 from dicp.vendor.ascend.blocked import BLOCKED, storage_dims
 from dicp.vendor.ascend.formats import PLAIN, accepts, plain_format, produced_format
 from dicp.vendor.ascend.prototypes import BY_NUMBER, FORMATS, PROTOTYPES
@@ -419,8 +419,7 @@ def _attr_value(type_: str, value: Any) -> Any:
             dtype = BY_NUMBER[value["desc"]["dtype"]]
             data = bytearray(bytes.fromhex(value["data"]))
             dims = value["desc"]["dims"]
-            with disable_current_modes():  # graphs are compiled while PyTorch traces
-                if not data:
-                    return torch.empty(dims, dtype=dtype)
-                return torch.frombuffer(data, dtype=dtype).reshape(dims)
+            if not data:
+                return torch.empty(dims, dtype=dtype)
+            return torch.frombuffer(data, dtype=dtype).reshape(dims)
     return value
