@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import itertools
+import sys
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
@@ -162,16 +163,20 @@ def test_options_of_a_target_are_read_checked_and_part_of_the_key() -> None:
         config.with_options({"turbo": True})
 
 
+@pytest.mark.parametrize("changed", ["rules.py", "kernels/reduce.cu", "costs.json", "unit.tpl"])
 def test_a_changed_file_of_a_vendors_package_changes_its_identity(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    changed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     package = tmp_path / "acme_dicp"
     package.mkdir()
     (package / "__init__.py").write_text("from acme_dicp.chip import Chip\n")
     (package / "chip.py").write_text("class Chip: ...\n")
-    (package / "rules.py").write_text("FACTOR = 2\n")
+    (package / changed).parent.mkdir(exist_ok=True)
+    (package / changed).write_text("FACTOR = 2\n")
     (tmp_path / "acme_single.py").write_text("class Chip: ...\n")
     monkeypatch.syspath_prepend(tmp_path)
+    for name in ("acme_dicp", "acme_dicp.chip", "acme_single"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
     kinds = [importlib.import_module(name).Chip for name in ("acme_dicp", "acme_single")]
 
     def identities() -> list[str]:
@@ -179,8 +184,10 @@ def test_a_changed_file_of_a_vendors_package_changes_its_identity(
         return [source_of(kind) for kind in kinds]
 
     before = identities()
+    (package / "__pycache__").mkdir(exist_ok=True)
+    (package / "__pycache__" / "other.cpython-312.pyc").write_bytes(b"compiled by another Python")
     assert before == identities()
-    (package / "rules.py").write_text("FACTOR = 3.5\n")
+    (package / changed).write_text("FACTOR = 3.5\n")
     after = identities()
     assert after[0] != before[0] and after[1] == before[1]
     assert source_of(CpuTarget) == ""
