@@ -6,7 +6,7 @@
 
 Every pytest run where dicp is installed loads this module. So it imports nothing but pytest, and a
 run that uses none of its options is left alone. An option whose name another plugin or conftest has
-is theirs; ours has a second name, `--dicp-backend` for `--backend`, that nobody has.
+is theirs; ours has a second name, `--dicp-backend` for `--backend`, that no other plugin has.
 """
 
 from __future__ import annotations

@@ -17,16 +17,11 @@ from torch import fx
 from dicp.config import Config
 from dicp.device.call import Call, NotCompiled
 from dicp.device.cells import CELLS
+from dicp.device.thresholds import FIXED_INTEGERS, MOST_VARIANTS
 from dicp.dynamo_bridge.compile_fx import compile_aten
 from dicp.dynamo_bridge.decompose import decompositions
 from dicp.target import Target
 from dicp.torch_private import is_wrapped_number, make_fx, pytree, traced_guards, traced_guards_hold
-
-MOST_VARIANTS = 8
-"""Compiled forms of one operator that differ in numbers alone: a program with a new number at
-every step would compile at every step."""
-FIXED_INTEGERS = 2
-"""Compiled forms that differ in integers alone, after which one is compiled for any integers."""
 
 
 @dataclass
@@ -78,7 +73,7 @@ class Results:
     pairs: tuple[bool, ...] = ()
     """Which results are complex: pairs of real numbers in the graph."""
     absent: tuple[bool, ...] = ()
-    """Which results are None, such as gradients that nobody wants: the graph has none for them."""
+    """Which results are None, such as unneeded gradients: the graph has none for them."""
 
     def in_place(self, results: Iterable[Any], absent: Any) -> list[Any]:
         """`results` of the graph at their places among the operator's, `absent` at the others."""

@@ -9,10 +9,8 @@ import torch
 
 from dicp.device.dispatcher import Dispatcher, name_of
 from dicp.device.patterns import Patterns
+from dicp.device.thresholds import MOST_OPERATORS
 from dicp.torch_private import OpOverload, dispatches_alone, overloads_of
-
-MOST_OPERATORS = 64
-"""An entry that matches more, such as `.*`, forces the parts anyway."""
 
 
 class ForcedComposites:

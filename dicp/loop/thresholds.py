@@ -88,7 +88,7 @@ MAX_KEPT = 64 << 20
 """Most bytes of workspace kept between runs: allocating that much takes some milliseconds."""
 LEAST_REUSED = 1 << 16
 """Fewest bytes of a result whose memory is reused: smaller ones come from the lists of the C
-library, which stay mapped. To find that nobody holds it takes about as long as to allocate."""
+library, which stay mapped. To find that nothing holds it takes about as long as to allocate."""
 KEPT_SHARE = 16
 """Divides the machine's memory: the most that results keep between runs."""
 IDLE_SECONDS = 10.0

@@ -24,7 +24,7 @@ class _Attention:
     k: Any
     v: Any
     bias: Any
-    chance: float
+    dropout_p: float
     causal: bool
     scale: float | None
     state: int
@@ -44,9 +44,9 @@ class _Attention:
             later = torch.ones(scores.shape[-2:], dtype=torch.bool).tril().logical_not()
             scores = scores.masked_fill(later, -math.inf)
         kept = torch.ones(())
-        if self.chance:
+        if self.dropout_p:
             drawn = torch.rand(scores.shape, generator=torch.Generator().manual_seed(self.state))
-            kept = (drawn >= self.chance) / (1 - self.chance)
+            kept = (drawn >= self.dropout_p) / (1 - self.dropout_p)
         return scores, kept
 
     def forward(self) -> tuple[Any, Any]:
@@ -133,10 +133,10 @@ def _call(op: Any, gpu: Any, on_host: Host, args: Any, kwargs: Any) -> Any:
     return tuple(results)
 
 
-def _next_state(chance: float) -> int:
+def _next_state(dropout_p: float) -> int:
     generator = torch.cuda.default_generators[torch.cuda.current_device()]
     offset = generator.get_offset()
-    if chance:
+    if dropout_p:
         generator.set_offset(offset + 4)
     return (generator.initial_seed() * 31 + offset) % 2**31
 

@@ -119,13 +119,13 @@ def test_a_mask_that_is_added(dtype: torch.dtype, hides: bool, dynamic: bool) ->
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_dropout(dtype: torch.dtype, dynamic: bool) -> None:
     """Values of one unit each show which weights were kept; gradients follow from these."""
-    chance = 0.25
+    dropout_p = 0.25
     q, k, _ = qkv(dtype, True, rows=32, columns=48)
     v = torch.eye(48, dtype=dtype).expand(2, 4, 48, 48).contiguous().requires_grad_()
-    fn = compiled(lambda q, k, v: sdpa(q, k, v, dropout_p=chance), dynamic=dynamic, **OPTIONS)
+    fn = compiled(lambda q, k, v: sdpa(q, k, v, dropout_p=dropout_p), dynamic=dynamic, **OPTIONS)
     out = fn(q, k, v)
-    kept = (out != 0).double() / (1 - chance)
-    assert abs((out != 0).double().mean() - (1 - chance)) < 0.02
+    kept = (out != 0).double() / (1 - dropout_p)
+    assert abs((out != 0).double().mean() - (1 - dropout_p)) < 0.02
     assert not torch.equal(out != 0, fn(q, k, v) != 0)
     exact = [x.detach().double().requires_grad_() for x in (q, k, v)]
     wanted = (exact[0] @ exact[1].mT / 4).softmax(-1) * kept @ exact[2]

@@ -668,12 +668,12 @@ def test_a_builder_that_hangs_is_not_waited_for_without_end(
 def _write(folder: Path, seed: int, seconds: float) -> None:
     """One of several writers and readers of the same few entries; any warning is an error."""
     warnings.simplefilter("error")
-    chance, cache = random.Random(seed), Cache(folder, 2**30)
+    rng, cache = random.Random(seed), Cache(folder, 2**30)
     files = {"a.txt": b"alpha" * 100, "b.bin": bytes(5000)}
     end = time.monotonic() + seconds
     while time.monotonic() < end:
-        key = key_of(chance.randrange(3))
-        use = chance.choice([cache.put, lambda *a: cache.get_or_build(*a[:2], lambda: files)])
+        key = key_of(rng.randrange(3))
+        use = rng.choice([cache.put, lambda *a: cache.get_or_build(*a[:2], lambda: files)])
         assert dict(use("art", key, files).files) == files
 
 
@@ -691,11 +691,11 @@ def test_eight_writers_beside_one_that_clears(cache: Cache, folder: Path) -> Non
 
 def test_kills_at_random_moments_leave_whole_entries(cache: Cache, folder: Path) -> None:
     """Whatever is found afterwards is whole, without a warning; the rest is swept in time."""
-    context, chance = multiprocessing.get_context("fork"), random.Random(7)
+    context, rng = multiprocessing.get_context("fork"), random.Random(7)
     for seed in range(8):
         writer = context.Process(target=_write, args=(folder, seed, 60.0))
         writer.start()
-        time.sleep(0.02 + chance.random() / 20)
+        time.sleep(0.02 + rng.random() / 20)
         writer.kill()
         writer.join()
         for k in range(3):

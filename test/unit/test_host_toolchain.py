@@ -98,12 +98,12 @@ def test_a_library_without_the_kernels(library: bytes) -> None:
 
 def test_damage_anywhere_is_no_crash_of_the_reader(library: bytes) -> None:
     """Whatever the bytes are, reading them ends, with an answer."""
-    chance = random.Random(1)
+    rng = random.Random(1)
     for _ in range(300):
-        spoiled = bytearray(library[: chance.choice([len(library), chance.randrange(4096)])])
-        for _ in range(chance.randrange(8)):
-            place = chance.randrange(min(len(spoiled), 4096) or 1)
-            spoiled[place : place + 1] = chance.randbytes(1)
+        spoiled = bytearray(library[: rng.choice([len(library), rng.randrange(4096)])])
+        for _ in range(rng.randrange(8)):
+            place = rng.randrange(min(len(spoiled), 4096) or 1)
+            spoiled[place : place + 1] = rng.randbytes(1)
         assert isinstance(fault_of(bytes(spoiled), ["seven"]), str)
 
 

@@ -78,9 +78,9 @@ def test_steps_of_random_sizes_keep_memory_flat(tmp_path: Path) -> None:
     def fn(x: Tensor) -> Tensor:
         return (torch.softmax(x @ x.t(), 0) @ x).sum(0)
 
-    chance = random.Random(3)
+    rng = random.Random(3)
     run = torch.compile(fn, backend=Backend("cpu", cache_dir=tmp_path), dynamic=True)
-    sizes = [chance.randrange(2, 400) for _ in range(300)]
+    sizes = [rng.randrange(2, 400) for _ in range(300)]
     for rows in (400, 2, *sizes[:150]):
         run(torch.randn(rows, 16))
     before = resident()

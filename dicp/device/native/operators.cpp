@@ -41,7 +41,7 @@ c10::DataPtr share(const c10::Storage& storage, c10::Device place) {
   return {storage.unsafeGetStorageImpl()->mutable_data(), new Held{storage}, &release_held, place};
 }
 
-// As `share`, but a host storage that nobody else holds gives its memory away.
+// As `share`, but a host storage with one reference gives its memory away.
 c10::DataPtr moved_or_shared(const c10::Storage& storage, c10::Device place) {
   if (storage.use_count() > 1) return share(storage, place);
   auto data = storage.unsafeGetStorageImpl()->set_data_ptr({nullptr, storage.device()});
@@ -448,7 +448,7 @@ bool run_plan(const std::shared_ptr<Plan>& plan, const c10::OperatorHandle& op,
   task->table = plan->table;
   task->device = device;
   c10::SmallVector<at::Tensor, 4> copies;
-  c10::SmallVector<bool, 4> aside(plan->outputs.size(), false);  // written over what is read
+  c10::SmallVector<bool, 4> staged(plan->outputs.size(), false);  // written over what is read
   for (const auto& input : plan->inputs) {
     const auto& tensor = *tensors[size_t(input.argument)];
     if (on_this_kind(tensor)) {
@@ -457,7 +457,7 @@ bool run_plan(const std::shared_ptr<Plan>& plan, const c10::OperatorHandle& op,
         if (plan->outputs[k].argument < 0) continue;
         const auto found = overlap_of(*tensors[size_t(plan->outputs[k].argument)], tensor);
         if (found == Overlap::PART) return false;
-        if (found == Overlap::WHOLE && !plan->pointwise) aside[k] = true;
+        if (found == Overlap::WHOLE && !plan->pointwise) staged[k] = true;
       }
     } else {
       task->numbers.push_back(tensor);
@@ -476,7 +476,7 @@ bool run_plan(const std::shared_ptr<Plan>& plan, const c10::OperatorHandle& op,
     } else {
       outputs.push_back(fresh(output));
     }
-    computed.push_back(aside[k] ? fresh(output) : outputs.back());
+    computed.push_back(staged[k] ? fresh(output) : outputs.back());
     if (auto* at = computed.back().data_ptr()) task->table[size_t(output.slot)] = at;
   }
   const auto scratch = device_allocator()->allocate(plan->workspace ? plan->workspace + 64 : 0);
@@ -495,7 +495,7 @@ bool run_plan(const std::shared_ptr<Plan>& plan, const c10::OperatorHandle& op,
           "launching");
   }
   for (size_t k = 0; k < outputs.size(); ++k)
-    if (aside[k]) copy_from(computed[k], outputs[k], false);
+    if (staged[k]) copy_from(computed[k], outputs[k], false);
   stack->resize(first);
   for (const auto& result : plan->results) {
     if (result.output < 0) {

@@ -66,7 +66,7 @@ struct PlannedAlias {
 };
 
 struct PlannedResult {
-  int output = 0;     // below 0: none, such as a gradient that nobody wants
+  int output = 0;     // below 0: none, such as a gradient that is not needed
   bool view = false;  // of these sizes, strides and offset in elements
   std::vector<int64_t> sizes, strides;
   int64_t offset = 0;

@@ -156,8 +156,8 @@ def softplus(g: Ops, x: Value, beta: Any = 1, threshold: Any = 20) -> Value:
     wide = g.wide(x)
     scaled = g.mul(wide, beta)
     soft = g.div(_softplus_of(g, scaled), beta)
-    far = g.op("Greater", scaled, g.number(threshold, wide.dtype))
-    return g.cast(g.op("Select", far, wide, soft), x.dtype)
+    is_linear = g.op("Greater", scaled, g.number(threshold, wide.dtype))
+    return g.cast(g.op("Select", is_linear, wide, soft), x.dtype)
 
 
 # ---- softmax -------------------------------------------------------------------------------------

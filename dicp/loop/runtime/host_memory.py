@@ -1,8 +1,8 @@
-"""Host memory that runs reuse: workspaces, and results that nobody holds any more.
+"""Host memory that runs reuse: workspaces, and results that no tensor holds any more.
 
 glibc returns the free end of its heap to the kernel, which clears every page again when the next
 run writes it: 1.6 us for 4 KiB on a virtual machine, longer than most kernels need for as many
-bytes. The same result of the next run takes the same memory here, if nobody holds it by then.
+bytes. The same result of the next run takes the same memory here, if nothing holds it by then.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ class HostMemory:
 
 
 class ReusedResult:
-    """Allocates one result of a plan in the memory of an earlier run's, if nobody holds that.
+    """Allocates one result of a plan in the memory of an earlier run's, if nothing holds that.
 
     The result of a plan's first run is not kept: the plan may not run again. Two are kept where the
     caller holds one while the next run allocates another, as in `y = f(x)` in a loop.

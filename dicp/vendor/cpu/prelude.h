@@ -182,7 +182,7 @@ template <int N, int s, class V, class M> d_inline void d_exchanges(V* rows) {
     d_exchanges<N, s / 2, V, M>(rows);
   }
 }
-template <bool far, class T, int N>
+template <bool non_temporal, class T, int N>
 d_inline void d_transpose_square(const T* from, int64_t stride, T* to, int64_t step) {
   typedef T V __attribute__((vector_size(N * sizeof(T))));
   typedef typename d_signed<sizeof(T)>::type I;
@@ -196,7 +196,8 @@ d_inline void d_transpose_square(const T* from, int64_t stride, T* to, int64_t s
   d_exchanges<N, N / 2, V, M>(rows);
 #pragma GCC unroll 16
   for (int i = 0; i < N; ++i) {
-    if constexpr (far) d_store_non_temporal((float*)(to + i * step), (d_non_temporal)rows[i]);
+    if constexpr (non_temporal)
+      d_store_non_temporal((float*)(to + i * step), (d_non_temporal)rows[i]);
     else __builtin_memcpy(to + i * step, &rows[i], sizeof(V));
   }
 }
@@ -211,14 +212,14 @@ d_inline void d_interleave(const T* __restrict from, int64_t stride, T* __restri
   }
 }
 // to[c * step + l] = from[l * stride + c] for c < width, l < height: transposes squares in registers.
-template <bool far, class T>
+template <bool non_temporal, class T>
 d_inline void d_transpose_squares(const T* from, int64_t stride, T* to, int64_t step, int64_t width,
                                 int64_t height) {
   constexpr int fit = D_VECTOR_BYTES / (int)sizeof(T), N = fit < 16 ? fit : 16;
   const int64_t columns = width / N * N, rows = height / N * N;
   for (int64_t c = 0; c < columns; c += N)
     for (int64_t l = 0; l < rows; l += N)
-      d_transpose_square<far, T, N>(from + l * stride + c, stride, to + c * step + l, step);
+      d_transpose_square<non_temporal, T, N>(from + l * stride + c, stride, to + c * step + l, step);
   for (int64_t l = 0; l < height; ++l)
     for (int64_t c = l < rows ? columns : 0; c < width; ++c) to[c * step + l] = from[l * stride + c];
 }

@@ -491,7 +491,7 @@ def some(active):
 
 @triton.jit
 def atomic_prod(place, value, active=None, sem: tl.constexpr = "relaxed"):
-    """Multiplies what lies at each `place`: swapped until nobody was there in between.
+    """Multiplies what lies at each `place`, by compare-and-swap until nothing else wrote there.
 
     The instruction takes no mask: a lane that has nothing to do swaps what it saw for itself.
     """

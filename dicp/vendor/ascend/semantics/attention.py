@@ -65,8 +65,8 @@ class _Masks(NamedTuple):
         assert sizes[-2:] == (rows, columns), "the mask has the sizes of the scores"
         assert len(sizes) == 2 or sizes[0] in (1, scores.shape[0]), "one mask for each batch"
         gap = torch.arange(columns)[None, :] - torch.arange(rows)[:, None]
-        far = (gap > self.after) | (gap < -self.before)
-        return scores.masked_fill(self.given.bool() | far, -math.inf)
+        outside = (gap > self.after) | (gap < -self.before)
+        return scores.masked_fill(self.given.bool() | outside, -math.inf)
 
 
 class _Attention(NamedTuple):

@@ -38,7 +38,7 @@ class Strips(Emitter):
         pad, inner = margin(indent + 1), margin(indent + 2)
         saves = [s for s in part.stmts if isinstance(s, ScratchStore)]
         for k, s in enumerate(non_temporal):
-            self.lane_places[s.ref, s.index] = f"far{k}[lane]"
+            self.lane_places[s.ref, s.index] = f"streamed{k}[lane]"
         self.strip_mined = {s.name for s in part.stmts if isinstance(s, Reduce | ScratchStore)}
         body = self.push((var,), indent + 2)
         self.statements(part.stmts)
@@ -50,13 +50,13 @@ class Strips(Emitter):
             f"{margin(indent)}for (int64_t line = {low}; line < {high}; line += {count}) {{",
             f"{pad}const int64_t {var.key} = line;",
             *(f"{pad}__builtin_prefetch({self._later(*place)});" for place in strip.prefetch),
-            *(f"{pad}{STORAGE_TYPE[s.ref.dtype]} far{k}[{count}];"
+            *(f"{pad}{STORAGE_TYPE[s.ref.dtype]} streamed{k}[{count}];"
               for k, s in enumerate(non_temporal)),
             *(f"{pad}{VALUE_TYPE[s.dtype]} lanes_{s.name}[{count}];" for s in saves),
             f"{pad}#pragma omp simd",
             f"{pad}{each_lane(count)} {{",
             f"{inner}const int64_t {var.key} = line + lane;", *body.lines, f"{pad}}}",
-            *(f"{pad}d_stream({self.arg(s.ref)} + ({self.index(s.index)}), far{k});"
+            *(f"{pad}d_stream({self.arg(s.ref)} + ({self.index(s.index)}), streamed{k});"
               for k, s in enumerate(non_temporal)),
             *(f"{pad}__builtin_memcpy(saved_{s.name} + ({self._inner_position()}), lanes_{s.name}, "
               f"sizeof(lanes_{s.name}));" for s in saves),

@@ -457,9 +457,9 @@ template <int... j> d_inline void d_transpose_quarters(d_words* v, d_pack<j...>)
 // Transposes a square of cells; reading quarters of vectors replaces half of the shuffles.
 template <class T, class C>
 d_inline void d_transpose_cells(const T* from, int64_t from_step, C* to, int64_t to_step) {
-  constexpr int64_t ahead = 4 * d_lanes * d_held<C>;
+  constexpr int64_t distance = 4 * d_lanes * d_held<C>;
 #pragma GCC unroll 16
-  for (int i = 0; i < d_lanes; ++i) __builtin_prefetch(from + i * from_step + ahead);
+  for (int i = 0; i < d_lanes; ++i) __builtin_prefetch(from + i * from_step + distance);
 #pragma GCC unroll 4
   for (int c = 0; c < d_lanes; c += 4) {
     d_words v[4];

@@ -120,16 +120,16 @@ class Inner(Chooser):
     ) -> Strip | None:  # fmt: skip
         """The last loop a line at a time, if it is not short or goes in groups, which prefetch the
         loads of the next one."""
-        size, ahead = loops[-1].size, (self.kernel.parallel[-1:], 1)
+        size, prefetched = loops[-1].size, (self.kernel.parallel[-1:], 1)
         if form.is_grouped(loops):
             assert isinstance(size, int)
             reads = distinct(ir.reads(s.value for s in phase.stmts))
             whole = all(map(is_floating_sum, phase.stmts))
             prefetch = [item for item in reads if whole and self._is_stream(item)]
-            ahead = loops[:1], SUM_BLOCK // size
+            prefetched = loops[:1], SUM_BLOCK // size
         elif isinstance(size, int) and size <= SHORT_ROW:
             return None
-        (loop,), steps = ahead if prefetch else (loops[:1], 0)
+        (loop,), steps = prefetched if prefetch else (loops[:1], 0)
         prefetches = tuple((item, loop, steps) for item in prefetch)
         return Strip(Range(0, size, tuple(phase.stmts)), SUM_LANES, (), prefetches)
 

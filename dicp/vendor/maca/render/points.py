@@ -174,13 +174,13 @@ class Points(Emitter):
         return super().text(expr, guard)
 
     def _drawn(self, op: str, number: Expr, guard: str) -> str:
-        ahead = "" if guard else self._calls_ahead(number)
-        if ahead:
+        shared = "" if guard else self._shared_calls(number)
+        if shared:
             each = 1 << philox_shift(number)
-            return drawn(op, number.dtype, f"{ahead}.at[lane / {each}]", f"lane % {each}")
+            return drawn(op, number.dtype, f"{shared}.at[lane / {each}]", f"lane % {each}")
         return drawn_alone(op, number, self.operands(number, guard))
 
-    def _calls_ahead(self, number: Expr) -> str:
+    def _shared_calls(self, number: Expr) -> str:
         """An array of the Philox calls that adjacent points share, made before the loop over them.
 
         Empty where they share none.
