@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import dicp.serving  # noqa: F401  (registers torch.ops.lightllm)
 from dicp.dynamo_bridge.conversion import OperatorRow, core_overloads, operator_row, operator_table
 from dicp.errors import ResultsFileError
 from dicp.graphop.rules import RULES as GRAPH_RULES

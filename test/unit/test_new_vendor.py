@@ -303,6 +303,7 @@ def test_vendor_report_counts_and_ranks(tmp_path: Path) -> None:
     ]  # fmt: skip
     assert sum(report.public.values()) == len(PUBLIC) == len(set(PUBLIC)) == 103
     assert report.public["compiled"] + report.public["library"] + report.public["view"] > 85
+    assert "missing" not in report.public
     assert report.core["compiled"] > 100 and report.listed["no rule"] == 0
     shown = CliRunner().invoke(app, ["vendor-report", "cpugraph", "--results", str(file)])
     assert shown.exit_code == 0 and "failed: op/test_a.py::y" in shown.stdout
