@@ -159,12 +159,13 @@ def source_of(kind: type[Target]) -> str:
 
 
 def _file_stats(place: Path) -> list[str]:
-    """Name, size and time of every file in a folder, or of one file; compiled Python left out.
+    """Name, size and time of every file in a folder, or of one file.
 
-    Of any ending: a vendor's kernels, headers and tables have their own.
+    Of any ending: a vendor's kernels, headers and tables have their own. Python's own `__pycache__`
+    is left out: other processes write it, under names that vanish.
     """
     found = [place] if place.is_file() else place.rglob("*")
-    files = sorted(p for p in found if p.suffix != ".pyc" and p.is_file())
+    files = sorted(p for p in found if "__pycache__" not in p.parts and p.is_file())
     stats = [(str(p.relative_to(place.parent)), p.stat()) for p in files]
     return [f"{name} {s.st_size} {s.st_mtime_ns}" for name, s in stats]
 
