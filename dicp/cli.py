@@ -17,7 +17,7 @@ from __future__ import annotations
 import platform
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -29,7 +29,15 @@ from rich.table import Table
 from rich.text import Text
 
 from dicp.cache import Cache, CacheInfo
-from dicp.config import OPTIONS, Config
+from dicp.config import (
+    DEVICE_VARIABLES,
+    OPTIONS,
+    SWITCH_VARIABLES,
+    Config,
+    DeviceSettings,
+    Option,
+    SwitchSettings,
+)
 from dicp.discovery import discover, target_name
 from dicp.errors import DicpError
 
@@ -191,16 +199,17 @@ def report(
 def show_config(backend: Backend = "") -> None:
     """Describe every setting: option name, environment variable, default and current value.
 
-    With --backend, the settings of that target's own, too.
+    Those of the eager device and of `import ditorch` are variables alone. With --backend, the
+    settings of that target's own, too.
     """
     own = _target(target_name(backend)).options if backend else ()
     config = Config.from_env(vendor=own)
-    table = _table("option", "type", "environment", "default", "now", "meaning")
-    for option in (*OPTIONS, *own):
-        now = config.vendor[option.name] if option in own else getattr(config, option.name)
-        row = (option.name, option.kind.name, ", ".join(option.environment), _shown(option.default))
-        table.add_row(*_cells(*row, _shown(now), option.meaning))
-    _console().print(table)
+    values = {option.name: getattr(config, option.name) for option in OPTIONS}
+    device, switch = vars(DeviceSettings.from_env()), vars(SwitchSettings.from_env())
+    console = _console()
+    console.print(_settings_table("compilation", (*OPTIONS, *own), {**values, **config.vendor}))
+    console.print(_settings_table("the eager device", DEVICE_VARIABLES, device))
+    console.print(_settings_table("import ditorch", SWITCH_VARIABLES, switch))
 
 
 @cache_app.command("info")
@@ -278,6 +287,14 @@ def _checks_table(name: str, found: _Examined) -> Table:
     return table
 
 
+def _settings_table(title: str, options: Sequence[Option], now: Mapping[str, object]) -> Table:
+    table = _table("option", "type", "environment", "default", "now", "meaning", title=title)
+    for option in options:
+        row = (option.name, option.kind.name, ", ".join(option.environment), _shown(option.default))
+        table.add_row(*_cells(*row, _shown(now[option.name]), option.meaning))
+    return table
+
+
 def _print_counted(table: Table, kinds: Sequence[str]) -> None:
     """A table of operators, and how many there are of each kind."""
     console = _console()
@@ -331,6 +348,8 @@ def _shown(value: object) -> str:
         return str(int(value))
     if isinstance(value, tuple):
         return " ".join(map(str, value))
+    if isinstance(value, Mapping):
+        return ",".join(f"{key}:{each}" for key, each in value.items())
     return "" if value is None else str(value)
 
 

@@ -15,8 +15,8 @@ from dicp.target import find_target
 PAGE = Path(__file__).with_name("environment.md")
 HEAD = """# Settings and environment variables
 
-`make docs` writes this page from the tables of `dicp/config`; `python -m dicp config` prints the
-first one with the values that hold now. An option goes before its variable:
+`make docs` writes this page from the tables of `dicp/config`; `python -m dicp config` prints
+them with the values that hold now. An option goes before its variable:
 `torch.compile(f, backend=..., options={"fuse": False})`. A variable that is set but empty counts as
 unset, a `DICP_` variable that is none of these is a warning, and a wrong value is an error that
 names the variable. Of several names for one setting, the first that is set counts.

@@ -16,7 +16,15 @@ from typer.testing import CliRunner, Result
 from dicp import cli, discovery
 from dicp import target as target_module
 from dicp.cache import Cache, key_of
-from dicp.config import OPTIONS, PATH, Config, Option, vendor_option
+from dicp.config import (
+    DEVICE_VARIABLES,
+    OPTIONS,
+    PATH,
+    SWITCH_VARIABLES,
+    Config,
+    Option,
+    vendor_option,
+)
 from dicp.discovery import discover
 from dicp.errors import TargetNotFoundError
 from dicp.target import Check
@@ -166,10 +174,20 @@ def test_ops_needs_a_backend() -> None:
 
 def test_config_describes_every_setting(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DICP_CXX_FLAGS", "-O1 -g")
+    monkeypatch.setenv("DIPU_FORCE_FALLBACK_OPS_LIST", "conv2d,add.out")
+    monkeypatch.setenv("DIPU_TORCH_ALLOCATOR_CONF", "max_split_size_mb:64")
+    monkeypatch.setenv("DITORCH_DEVICE", "acme")
     output = run("config")
-    for option in OPTIONS:
+    for option in (*OPTIONS, *DEVICE_VARIABLES, *SWITCH_VARIABLES):
         assert option.name in output and all(name in output for name in option.environment)
-    assert "-O1 -g" in output
+    assert "-O1 -g" in output and "conv2d add.out" in output
+    assert "acme" in output and "max_split_size_mb:64" in output and "{" not in output
+
+
+def test_config_names_a_wrong_variable_of_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DITORCH_COMPILE", "perhaps")
+    result = CliRunner().invoke(cli.app, ["config"])
+    assert "environment variable DITORCH_COMPILE is 'perhaps'" in str(result.exception)
 
 
 def test_cache_info(cache: Cache, tmp_path: Path) -> None:
