@@ -185,7 +185,7 @@ def test_a_changed_file_of_a_vendors_package_changes_its_identity(
 
     before = identities()
     (package / "__pycache__").mkdir(exist_ok=True)
-    for name in ("other.cpython-312.pyc", "other.cpython-312.pyc.140142"):  # and while it is written
+    for name in ("other.cpython-312.pyc", "other.cpython-312.pyc.140142"):  # and a partial one
         (package / "__pycache__" / name).write_bytes(b"compiled by another Python")
     assert before == identities()
     (package / changed).write_text("FACTOR = 3.5\n")
