@@ -78,6 +78,20 @@ CASES = [
         for act in (F.relu, F.gelu, F.silu, torch.tanh, torch.sigmoid)
     ],
     op(
+        "linear_relu_strided_bias",
+        lambda x, w, b, c: (
+            F.relu(F.linear(x, w, b[:, 1])),
+            F.relu(F.linear(x, w, c.expand(w.shape[0]))),
+        ),
+        (6, 37),
+        (11, 37),
+        (11, 3),
+        (1,),
+        dtypes=F32,
+        layouts=("contiguous",),
+        grad=False,
+    ),
+    op(
         "linear_add_residual",
         lambda x, w, b, r: F.linear(x, w, b) + r,
         (6, 37),

@@ -9,16 +9,19 @@ import torch
 from dicp import operators
 from dicp.loop.ir.index import Size
 from dicp.loop.lowering import Lowering, RuleTable, Value
+from dicp.loop.lowering.library import rows_of
 from dicp.vendor.cpu.calibration import has_onednn_linear
 
 aten = torch.ops.aten
 
 
 def _call(lw: Lowering, x: Value, w: Value, bias: Value | None, activation: str = "none") -> Value:
+    """activation(x @ w.T + bias) by oneDNN, which reads a bias as if it were contiguous."""
     algorithm = {"gelu": "none", "gelu_tanh": "tanh"}.get(activation, "")
+    added = None if bias is None else rows_of(lw, bias)
     return lw.call(
         torch.ops.mkldnn._linear_pointwise.default,
-        (x, w, bias, activation.removesuffix("_tanh"), [], algorithm),
+        (x, w, added, activation.removesuffix("_tanh"), [], algorithm),
     )[0]
 
 
