@@ -12,6 +12,8 @@ import torch.nn.functional as F
 from test_routines import by_dtype, check, leaf, named
 from torch import Tensor
 
+from dicp.vendor.cpu.routines import choice
+
 pytestmark = pytest.mark.sweep
 
 
@@ -166,3 +168,25 @@ def test_a_size_of_one_keeps_its_stride(tmp_path: Path) -> None:
         for shape in ((2, 3, 1, 2), (4, 3, 2, 1))
     )
     check(tmp_path, lambda x, w: F.conv2d(x, w, padding=(1, 0)), x, w)
+
+
+@pytest.mark.parametrize("wide", [False, True], ids=["avx2", "avx512"])
+def test_kernels_by_the_width_of_vectors(wide: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With AVX2, only small images and gradients of filters are ours."""
+    monkeypatch.setattr(choice, "has_feature", lambda name: wide or name == "avx2")
+
+    def kernels(side: int, taps: int, images: int = 4) -> list[str | None]:
+        how = choice.Options([1, 1], [taps // 2] * 2, [1, 1], False, [0, 0], 1)
+        x, w = torch.empty(images, 256, side, side), torch.empty(256, 256, taps, taps)
+        return [
+            choice.result(how, x, w, x.shape, True, False),
+            choice.images_gradient(how, x, w, x.shape),
+            choice.filters_gradient(how, x, w, x.shape),
+        ]
+
+    large, small = kernels(32, 3), kernels(8, 3)
+    pixels, light = kernels(16, 1), kernels(3, 3, images=1)
+    assert large == (["convolution"] * 3 if wide else [None, None, "convolution"])
+    assert small == (["im2col"] * 3 if wide else ["im2col", None, "im2col"])
+    assert pixels == (["product", "product", "convolution"] if wide else [None, None, None])
+    assert light == ["im2col"] * 3

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -20,8 +21,10 @@ from dicp.loop.lowering import RuleTable
 from dicp.target import LowerContext
 from dicp.vendor.cpu import CpuTarget
 from dicp.vendor.cpu.calibration import PROBLEMS
+from dicp.vendor.cpu.routines import choice
 from dicp.vendor.cpu.routines.product import variant
 from dicp.vendor.cpu.target import rules_by
+from dicp.vendor.cpu.thresholds import WIDE_CONVOLUTIONS
 from dicp.vendor.cpu.toolchain import has_feature
 
 pytestmark = pytest.mark.sweep
@@ -36,7 +39,8 @@ def named(routine: str, dtype: torch.dtype) -> str:
 
 
 class PastBlas(CpuTarget):
-    """The host where BLAS is the slower library, whatever this one is."""
+    """The host where BLAS is the slower library, and convolutions are chosen as with AVX-512,
+    whatever this one is."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -46,7 +50,8 @@ class PastBlas(CpuTarget):
         return rules_by(frozenset(PROBLEMS))
 
     def lower(self, gm: fx.GraphModule, context: LowerContext) -> Any:
-        program = super().lower(gm, context)
+        with mock.patch.object(choice, "limits", lambda: WIDE_CONVOLUTIONS):
+            program = super().lower(gm, context)
         self.steps += [str(s.get("kernel", s.get("call"))) for s in program.serialized["steps"]]
         return program
 

@@ -6,6 +6,8 @@ compared with is measured on each machine instead (`calibration.py`).
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 # ---- threads --------------------------------------------------------------------------------
 
 PARALLEL_COST = 32768
@@ -108,23 +110,44 @@ TOGETHER = (4, 2, 1)
 
 # ---- routines ---------------------------------------------------------------------------------
 
-MAX_LIGHT_CONVOLUTION = 3 << 23
-"""Multiplications up to which oneDNN's call, with its reordering of images and filters, costs more
-than any kernel saves."""
 MAX_CONVOLUTION = 1 << 32
-"""Multiplications above which that reordering costs little beside oneDNN's faster kernel."""
+"""Multiplications above which oneDNN's reordering of images and filters costs little beside its
+faster kernel."""
+
+
+@dataclass(frozen=True)
+class ConvolutionLimits:
+    """Which float32 convolutions of row-major images our kernels compute faster than oneDNN."""
+
+    light: int
+    """Multiplications up to which oneDNN's call costs more than any kernel saves."""
+    most: int
+    """Multiplications up to which direct convolutions and products of pixels are faster."""
+    columns: int
+    """Pixels per row of the result up to which im2col is faster."""
+    flat_pixels: int
+    """Pixels of the result up to which it is, where filters read one pixel or one row."""
+    reduced_pixels: int
+    """Pixels of the result up to which it is where they are reduced over."""
+    reduced_columns: int
+    """Pixels per row of the result below which it is where they are reduced over."""
+
+
+WIDE_CONVOLUTIONS = ConvolutionLimits(3 << 23, MAX_CONVOLUTION, 16, 64, 256, 16)
+"""With AVX-512. im2col, measured on ResNet-50 and a U-Net: 0.4 to 0.85 of the library's time and
+0.5 to 1.0 of our direct kernel's; with 32 pixels per row 1.05 to 1.4."""
+NARROW_CONVOLUTIONS = ConvolutionLimits(1 << 23, 1 << 23, 8, 16, 64, 12)
+"""With AVX2, 38 shapes on an AMD EPYC (Zen 3), one thread, of the library's time. Results: im2col
+0.6 to 0.9 within these limits, 1.0 to 1.3 with 14 and 16 pixels per row; direct 1.0 up to 2^23
+multiplications, 1.1 to 1.4 beyond; products of pixels 1.2 to 1.4. Gradients of images: 1.0 to 2.1
+beyond. Gradients of filters: im2col 0.25 to 0.9, direct 0.5 to 0.8, but 1.15 to 1.4 for 1x1
+filters."""
 CONVOLUTION_TILE, MIN_TILE_SHARE = 32, 0.75
 """Pixels of a tile, and the share of them that must be used if there are several images.
 
 Between the two bounds above, convolutions take 0.4 (one image of few pixels, 1x1 filters) to 1.05
 of oneDNN's time; with a share of 0.67, 1.25. For a single image the share does not matter, as
 oneDNN's reordering of filters is not amortized."""
-IM2COL_COLUMNS = 16
-"""Pixels per row of the result up to which im2col is faster."""
-IM2COL_PIXELS, IM2COL_FLAT_PIXELS = 256, 64
-"""Pixels of the result up to which it is faster where they are reduced over, and where filters read
-one pixel or one row. Measured on ResNet-50 and a U-Net: 0.4 to 0.85 of the library's time and 0.5
-to 1.0 of our direct kernel's; with 32 pixels per row 1.05 to 1.4."""
 THIN_PIXELS = 1024
 """Pixels up to which the gradient of filters of 3 or 4 channels takes 0.4 of the library's time by
 im2col; with more pixels 1.5 or more."""

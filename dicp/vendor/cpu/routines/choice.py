@@ -16,21 +16,20 @@ from dicp.vendor.cpu.routines import depthwise, patchify
 from dicp.vendor.cpu.routines.common import Axis, Shaped
 from dicp.vendor.cpu.thresholds import (
     CONVOLUTION_TILE,
-    IM2COL_COLUMNS,
-    IM2COL_FLAT_PIXELS,
-    IM2COL_PIXELS,
     MAX_CONVOLUTION,
-    MAX_LIGHT_CONVOLUTION,
     MIN_CHANNEL_SHARE,
     MIN_CHANNELS,
     MIN_FILTERS,
     MIN_GRADIENT_COLUMNS,
     MIN_IMAGE_COLUMNS,
     MIN_TILE_SHARE,
+    NARROW_CONVOLUTIONS,
     NHWC_PATCH,
     NHWC_PIXELS,
     THIN_CHANNELS,
     THIN_PIXELS,
+    WIDE_CONVOLUTIONS,
+    ConvolutionLimits,
 )
 from dicp.vendor.cpu.toolchain import has_feature
 
@@ -121,6 +120,11 @@ class Options:
         return len(x.shape) == 4 and self.groups == 1 and of_one_pixel(axes)
 
 
+def limits() -> ConvolutionLimits:
+    """Those of this processor's vectors."""
+    return WIDE_CONVOLUTIONS if has_feature("avx512f") else NARROW_CONVOLUTIONS
+
+
 def result(
     how: Options, x: Shaped, w: Shaped, out: Sequence[Size], rows: bool, last: bool
 ) -> str | None:
@@ -145,7 +149,7 @@ def result(
 def images_gradient(how: Options, x: Shaped, w: Shaped, out: Sequence[Size]) -> str | None:
     """The kernel for the gradient of row-major (NCHW) images; None: the library."""
     axes, groups = how.axes(x, w, out), how.groups
-    if not isinstance(groups, int) or not _is_at_most(MAX_CONVOLUTION, w, out):
+    if not isinstance(groups, int) or not _is_at_most(limits().most, w, out):
         return None
     small = _is_by_im2col(w, w.shape[1], x.shape, axes)
     if of_one_pixel(axes):  # a product reads filters in place
@@ -195,20 +199,18 @@ def _is_at_most(most: int, w: Shaped, out: Sequence[Size]) -> bool:
 
 def _is_better(w: Shaped, out: Sequence[Size], axes: Sequence[Axis]) -> bool:
     """Whether our kernel is faster for a convolution whose result has the shape `out`."""
-    if not _is_at_most(MAX_CONVOLUTION, w, out):
+    if not _is_at_most(limits().most, w, out):
         return False
-    return (
-        out[0] == 1 or _is_at_most(MAX_LIGHT_CONVOLUTION, w, out) or _share(axes) >= MIN_TILE_SHARE
-    )
+    return out[0] == 1 or _is_at_most(limits().light, w, out) or _share(axes) >= MIN_TILE_SHARE
 
 
 def _is_better_gradient(w: Shaped, grad: Sequence[Size], axes: Sequence[Axis]) -> bool:
     """Whether our kernel is faster for the gradient of filters: with enough channels and pixels."""
     _, channels, *taps = w.shape
-    if not _is_at_most(MAX_CONVOLUTION, w, grad):
+    if not _is_at_most(limits().most if of_one_pixel(axes) else MAX_CONVOLUTION, w, grad):
         return False
     padded = -(-channels // CONVOLUTION_TILE) * CONVOLUTION_TILE  # type: ignore[operator]
-    if product((*taps, *grad)) * padded <= MAX_LIGHT_CONVOLUTION:  # type: ignore[operator]
+    if product((*taps, *grad)) * padded <= limits().light:  # type: ignore[operator]
         return True
     enough = MIN_IMAGE_COLUMNS if grad[0] == 1 else MIN_GRADIENT_COLUMNS
     return channels >= MIN_CHANNEL_SHARE * padded and (  # type: ignore[operator]
@@ -223,15 +225,14 @@ def _is_by_im2col(
 
     `rows`: filters that read a patch. `few`: pixels are reduced over, so those of all images count.
     """
-    least = MIN_FILTERS // 2 if few else MIN_FILTERS
+    least, most = MIN_FILTERS // 2 if few else MIN_FILTERS, limits()
     if not isinstance(rows, int) or rows < least or not _is_at_most(MAX_CONVOLUTION, w, out):
         return False
     flat = of_one_pixel(axes) or len(axes) == 1
     if few:
-        return product((out[0], *out[2:])) <= IM2COL_PIXELS or (
-            not flat and out[-1] < IM2COL_COLUMNS
-        )  # type: ignore[operator]
-    return product(out[2:]) <= IM2COL_FLAT_PIXELS if flat else out[-1] <= IM2COL_COLUMNS  # type: ignore[operator]
+        short = not flat and out[-1] < most.reduced_columns  # type: ignore[operator]
+        return short or product((out[0], *out[2:])) <= most.reduced_pixels  # type: ignore[operator]
+    return product(out[2:]) <= most.flat_pixels if flat else out[-1] <= most.columns  # type: ignore[operator]
 
 
 def _is_thin(w: Shaped, rows: Size, out: Sequence[Size], axes: Sequence[Axis]) -> bool:

@@ -168,7 +168,11 @@ d_inline void d_keep_part(float* to, const d_vec* sum, int64_t n) {
   asm("vmovups %1, %0%{%2%}" : "+m"(*(d_vec*)to) : "v"(sum[0]), "Yk"((uint16_t)mask));
   asm("vmovups %1, %0%{%2%}" : "+m"(((d_vec*)to)[1]) : "v"(sum[1]), "Yk"((uint16_t)(mask >> 16)));
 #else
-  for (int64_t j = 0; j < n; ++j) to[j] = ((const float*)sum)[j];
+  const d_vec first = sum[0], second = sum[1];  // copies, so that a tile's sums stay in registers
+  if (n >= d_lanes) *(d_vec*)to = first;
+  if (n >= d_panel) *(d_vec*)(to + d_lanes) = second;
+  const d_vec rest = n < d_lanes ? first : second;
+  for (int64_t j = n / d_lanes * d_lanes; j < n; ++j) to[j] = rest[j % d_lanes];
 #endif
 }
 d_inline void d_keep_part(d_bf16* to, const d_vec* sum, int64_t n) {

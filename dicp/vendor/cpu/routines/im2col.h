@@ -64,15 +64,22 @@ struct d_patches {
   // d_lanes numbers, with zeros for those that lie outside.
   __attribute__((always_inline)) void copy(const float* channel, const d_read& read, float* to) const {
     const float* from = channel + read.from;
-#if defined(__AVX512F__)
     if (x.stride == 1) {
+#if defined(__AVX512F__)
       d_vec lanes;
       const uint16_t mask = (uint16_t)((1u << read.last) - (1u << read.first));
       asm("vmovups %1, %0%{%2%}%{z%}" : "=v"(lanes) : "m"(*(const d_vec*)from), "Yk"(mask));
       *(d_vec*)to = lanes;
       return;
-    }
+#elif defined(__AVX2__)
+      d_vec lanes;
+      const d_places place = {0, 1, 2, 3, 4, 5, 6, 7};
+      const d_places mask = (place >= read.first) & (place < read.last);
+      asm("vmaskmovps %1, %2, %0" : "=x"(lanes) : "m"(*(const d_vec*)from), "x"(mask));
+      *(d_vec*)to = lanes;
+      return;
 #endif
+    }
     *(d_vec*)to = d_vec{};
     for (int64_t lane = read.first; lane < read.last; ++lane) to[lane] = from[lane * x.stride];
   }
