@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -265,19 +266,30 @@ def test_gelu_far_from_zero() -> None:
     assert torch.equal(found.nan_to_num(7), torch.tensor(want).nan_to_num(7))
 
 
-@pytest.mark.parametrize("approximate", ["none", "tanh"])
-def test_gradient_of_gelu_is_as_exact_as_eager(approximate: str) -> None:
+@pytest.mark.parametrize(
+    "activation",
+    [F.gelu, partial(F.gelu, approximate="tanh"), F.mish],
+    ids=["gelu", "gelu_tanh", "mish"],
+)
+def test_gradient_of_activation_is_as_exact_as_eager(activation: Callable[..., Tensor]) -> None:
     def gradient(fn: Callable[..., Tensor], x: Tensor) -> Tensor:
         x = x.clone().requires_grad_()
         return torch.autograd.grad(fn(x).sum(), x)[0]
 
-    def gelu(x: Tensor) -> Tensor:
-        return F.gelu(x, approximate=approximate)
-
     x = torch.linspace(-12, 12, 4096)
-    exact = gradient(gelu, x.double())
-    allowed = 2 * worst(gradient(gelu, x), exact)
-    assert worst(gradient(compiled(gelu), x), exact) <= allowed
+    exact = gradient(activation, x.double())
+    allowed = 2 * worst(gradient(activation, x), exact)
+    assert worst(gradient(compiled(activation), x), exact) <= allowed
+
+
+def test_mish_is_as_exact_as_eager() -> None:
+    x = torch.linspace(-80, 100, 1 << 16)
+    error = (compiled(F.mish)(x) - F.mish(x.double())).norm()
+    assert error <= 2 * (F.mish(x) - F.mish(x.double())).norm()
+    special = torch.tensor([math.nan, math.inf, -math.inf, -0.0, -1e30, 1e30, -104.0])
+    found, want = compiled(F.mish)(special), F.mish(special)
+    assert torch.equal(found.nan_to_num(7, 8, 9), want.nan_to_num(7, 8, 9))
+    assert torch.equal(found.signbit(), want.signbit())
 
 
 @pytest.mark.parametrize("length", [5, 49, 64])

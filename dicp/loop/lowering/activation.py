@@ -23,24 +23,28 @@ def _exp(x: Expr) -> Expr:
     return apply("exp", x.dtype, x)
 
 
-def _softplus_of(x: Expr) -> Expr:
-    """log(1 + exp(x)) without overflow: max(x, 0) + log1p(exp(-|x|))."""
-    tail = apply("log1p", x.dtype, _exp(-apply("abs", x.dtype, x)))
-    return apply("maximum", x.dtype, const(0.0, x.dtype), x) + tail
+def _tanh_of_softplus(x: Expr) -> tuple[Expr, Expr]:
+    """tanh(log(1 + exp(x))) and its derivative, fractions of u = exp(-|x|) without cancellation.
+
+    With n = exp(x) * (exp(x) + 2) they are n / (n + 2) and 4 exp(x) * (1 + exp(x)) / (n + 2)^2.
+    """
+    u = _exp(-apply("abs", x.dtype, x))
+    positive = compare("ge", x, const(0.0, x.dtype))
+    top = select(positive, 1.0 + u * 2.0, u * (u + 2.0))
+    below = top + 2.0 * select(positive, u * u, const(1.0, x.dtype))
+    return top / below, 4.0 * u * select(positive, u, const(1.0, x.dtype)) * (
+        1.0 + u
+    ) / below / below
 
 
-def _mish(x: Expr) -> Expr:
-    return x * apply("tanh", x.dtype, _softplus_of(x))
-
-
-ACTIVATION.add(aten.mish.default, unary(_mish))
+ACTIVATION.add(aten.mish.default, unary(lambda x: x * _tanh_of_softplus(x)[0]))
 
 
 @rule(aten.mish_backward.default)
 def mish_backward(lw: Lowering, g: Value, x: Value) -> Value:
     def body(g: Expr, x: Expr) -> Expr:
-        t = apply("tanh", x.dtype, _softplus_of(x))
-        return g * (t + x * sigmoid_of(x) * (1.0 - t * t))
+        t, slope = _tanh_of_softplus(x)
+        return g * (t + x * slope)
 
     return elementwise(lw, (g, x), body)
 
