@@ -41,7 +41,8 @@ def as_strided_scatter(
 
     PyTorch's own decomposition keeps their strides, and takes a missing offset for 0.
     """
-    if not any(each == 0 and n != 1 for n, each in zip(x.shape, x.stride(), strict=True)):
+    shared = any(each == 0 and n != 1 for n, each in zip(x.shape, x.stride(), strict=True))
+    if not shared or x.numel() == 0:
         return NotImplemented
     return aten.as_strided_scatter.default(x.clone(), source, size, stride, storage_offset)
 

@@ -162,6 +162,10 @@ FOUND: dict[str, tuple[Callable[..., Any], tuple[torch.Tensor, ...]]] = {
         ),
         (torch.arange(8.0), torch.tensor([-1.0, -2.0])),
     ),
+    "scatter_into_nothing_that_is_expanded": (
+        lambda x: _written_through_a_window(x.expand(2, 0)),
+        (torch.zeros(1, 0),),
+    ),
     "scatter_multiplies_booleans": (
         lambda x, i: x.scatter(0, i, 2, reduce="multiply"),
         (BOOLEANS, PLACE),
