@@ -33,6 +33,8 @@ class FusedAttention:
     """The operator among them whose backward also gives the gradient of the mask."""
     largest_batch: int | None = None
     """The largest batch for which that gradient is right."""
+    least_keys: int = 0
+    """Keys below which a row of NaN scores becomes 0: attention to fewer is not fused."""
 
 
 ANY_ATTENTION = FusedAttention(operators=(ATTENTION_FORWARD,), any_mask=True)

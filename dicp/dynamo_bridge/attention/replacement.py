@@ -82,7 +82,8 @@ def fused(
 def operands(
     rw: Rewriter, q: fx.Node, kt: fx.Node, v: fx.Node, grouped: bool = False
 ) -> tuple[fx.Node, fx.Node, fx.Node] | None:
-    """Queries, keys and values in four dimensions; None where keys and values differ in size.
+    """Queries, keys and values in four dimensions; None where keys and values differ in size, and
+    where keys are too few for the fused operators.
 
     `grouped`: take keys and values before they were repeated for grouped heads.
     """
@@ -92,9 +93,14 @@ def operands(
         k, v = (x for x in groups if x is not None)
     else:
         k, v = _batched(rw, k), _batched(rw, v)
-    if not same_sizes(k, v):
+    if not same_sizes(k, v) or _few_keys(rw, k):
         return None
     return _batched(rw, q), k, v
+
+
+def _few_keys(rw: Rewriter, k: fx.Node) -> bool:
+    keys = value_of(k).shape[-2]
+    return isinstance(keys, int) and keys < attention_on(rw.context, k).least_keys
 
 
 @dataclass(frozen=True, eq=False)
