@@ -24,7 +24,8 @@ from dicp.toolchain import find_compiler
 from dicp.vendor.cpu import target as target_module
 from dicp.vendor.cpu import units as units_module
 from dicp.vendor.cpu.calibration import Verdict
-from dicp.vendor.cpu.routines import Group, expected_groups, product
+from dicp.vendor.cpu.routines import Group, choice, expected_groups, product
+from dicp.vendor.cpu.thresholds import WIDE_CONVOLUTIONS
 from dicp.vendor.cpu.units import Begun, Units
 
 PRODUCT, ATTENTION = Group("product", ""), Group("attention", "")
@@ -90,8 +91,9 @@ def test_routines_are_told_from_the_operators(
 
 
 @pytest.mark.parametrize("train", [False, True], ids=["inference", "training"])
-def test_small_images_and_steps_are_told(train: bool) -> None:
+def test_small_images_and_steps_are_told(train: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those of a model whose images lie channels last are convolved otherwise."""
+    monkeypatch.setattr(choice, "limits", lambda: WIDE_CONVOLUTIONS)
 
     def told(filters: int, size: int, **options: Any) -> list[str]:
         x, w = torch.randn(1, 32, size, size), torch.randn(filters, 32, 3, 3)
