@@ -44,6 +44,7 @@ def encode_constant(tensor: torch.Tensor) -> dict[str, Any] | None:
 
 
 def decode_constant(plain: Mapping[str, Any]) -> torch.Tensor:
+    """The constant, with its numbers even while PyTorch traces."""
     dtype = _named(plain["dtype"], torch.dtype)
     data = bytearray(base64.b64decode(plain["data"]))
     with disable_current_modes():

@@ -49,11 +49,10 @@ class GraphExecutable:
         self.program = program
         self.launch = launch
         self.objects = objects
-        with disable_current_modes():  # loading happens while PyTorch traces
-            self.constants = {
-                int(slot): objects[c["object"]] if "object" in c else decode_constant(c)
-                for slot, c in program["constants"].items()
-            }
+        self.constants = {
+            int(slot): objects[c["object"]] if "object" in c else decode_constant(c)
+            for slot, c in program["constants"].items()
+        }
         self._names = list(program["symbols"])
         self._sources = list(program["symbols"].values())
         self._plans: OrderedDict[tuple[int, ...], _Plan] = OrderedDict()

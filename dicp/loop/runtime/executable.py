@@ -13,7 +13,7 @@ from dicp.loop.runtime.device import DeviceRuntime, Pool
 from dicp.loop.runtime.plan import ExecutionPlan, LoadedProgram, NativeCall
 from dicp.loop.thresholds import MAX_PLANS
 from dicp.serialize import decode_constant
-from dicp.torch_private import HOST, disable_current_modes
+from dicp.torch_private import HOST
 
 
 class LoopExecutable:
@@ -27,11 +27,10 @@ class LoopExecutable:
         objects: Sequence[Any] = (),
         target: str = "",
     ) -> None:
-        with disable_current_modes():  # loading happens while PyTorch traces
-            constants = {
-                name: objects[c["object"]] if "object" in c else decode_constant(c)
-                for name, c in program["constants"].items()
-            }
+        constants = {
+            name: objects[c["object"]] if "object" in c else decode_constant(c)
+            for name, c in program["constants"].items()
+        }
         device = torch.device(program.get("device", HOST))
         self.loaded = LoadedProgram(program, runtime, pool, device, constants, objects, target)
         self._sources = list(program["symbols"].values())
