@@ -9,7 +9,7 @@ python -m dicp new-vendor NAME --family loop|graph [--package DIR]
 python -m dicp vendor-report NAME [--results FILE]
 python -m dicp report [--out FILE] FOLDER|SCRIPT [ARGUMENTS]
 
-A command imports when it runs what it alone needs: PyTorch and the targets take seconds.
+Each command imports what only it needs when it runs: PyTorch and the targets take seconds.
 """
 
 from __future__ import annotations

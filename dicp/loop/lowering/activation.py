@@ -30,11 +30,10 @@ def _tanh_of_softplus(x: Expr) -> tuple[Expr, Expr]:
     """
     u = _exp(-apply("abs", x.dtype, x))
     positive = compare("ge", x, const(0.0, x.dtype))
+    scale = select(positive, u, const(1.0, x.dtype))  # fractions are multiplied by its square
     top = select(positive, 1.0 + u * 2.0, u * (u + 2.0))
-    below = top + 2.0 * select(positive, u * u, const(1.0, x.dtype))
-    return top / below, 4.0 * u * select(positive, u, const(1.0, x.dtype)) * (
-        1.0 + u
-    ) / below / below
+    below = top + 2.0 * scale * scale
+    return top / below, 4.0 * u * scale * (1.0 + u) / below / below
 
 
 ACTIVATION.add(aten.mish.default, unary(lambda x: x * _tanh_of_softplus(x)[0]))

@@ -225,14 +225,14 @@ def _is_by_im2col(
 
     `rows`: filters that read a patch. `few`: pixels are reduced over, so those of all images count.
     """
-    least, most = MIN_FILTERS // 2 if few else MIN_FILTERS, limits()
+    least, limit = MIN_FILTERS // 2 if few else MIN_FILTERS, limits()
     if not isinstance(rows, int) or rows < least or not _is_at_most(MAX_CONVOLUTION, w, out):
         return False
     flat = of_one_pixel(axes) or len(axes) == 1
     if few:
-        short = not flat and out[-1] < most.reduced_columns  # type: ignore[operator]
-        return short or product((out[0], *out[2:])) <= most.reduced_pixels  # type: ignore[operator]
-    return product(out[2:]) <= most.flat_pixels if flat else out[-1] <= most.columns  # type: ignore[operator]
+        short = not flat and out[-1] < limit.reduced_columns  # type: ignore[operator]
+        return short or product((out[0], *out[2:])) <= limit.reduced_pixels  # type: ignore[operator]
+    return product(out[2:]) <= limit.flat_pixels if flat else out[-1] <= limit.columns  # type: ignore[operator]
 
 
 def _is_thin(w: Shaped, rows: Size, out: Sequence[Size], axes: Sequence[Axis]) -> bool:
