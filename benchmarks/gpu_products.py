@@ -21,13 +21,14 @@ from torch import Tensor, fx
 
 from dicp.cache import Cache
 from dicp.config import Config
+from dicp.gpu import measured
+from dicp.gpu.autotuner import Autotuner, Program
 from dicp.gpu.products import Product
 from dicp.loop.runtime.executable import LoopExecutable
 from dicp.loop.runtime.host_memory import HostMemory
 from dicp.target import LowerContext
-from dicp.vendor.triton import TritonTarget, choice, measured
+from dicp.vendor.triton import TritonTarget, choice
 from dicp.vendor.triton.builder import Builder, Workers
-from dicp.vendor.triton.gemm import tf32_allowed
 
 SQUARES = (512, 1024, 2048, 4096, 8192)
 TYPES = ("bfloat16", "float16", "float32")
@@ -100,7 +101,7 @@ class _Listing(TritonTarget):
 
 
 @cache
-def autotuner(name: str) -> choice.Autotuner:
+def autotuner(name: str) -> Autotuner:
     """One per process: its compiler's processes are used for all products."""
     device, config = torch.device(name), Config()
     if device.type == "cuda":
@@ -109,13 +110,13 @@ def autotuner(name: str) -> choice.Autotuner:
 
     store = Cache.open(config)
 
-    def load(plain: Any, texts: Any) -> LoopExecutable:
+    def load(program: Program) -> LoopExecutable:
+        plain, texts = program
         return LoopExecutable(plain, Simulator(texts), HostMemory())
 
-    builder = Builder(store, Workers(), config.jobs)
-    return choice.Autotuner(
-        device, 90, "interpreter", store, builder, load, _seconds, tf32_allowed()
-    )  # fmt: skip
+    on, builder = choice.platform("interpreter"), Builder(store, Workers(), config.jobs)
+    kernels = choice.TritonProducts(90, builder, load, on.tf32)
+    return Autotuner(device, on, store, kernels, _seconds)
 
 
 def _seconds(run: Callable[[], Any], device: torch.device) -> float:

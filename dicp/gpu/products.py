@@ -2,7 +2,7 @@
 
 After scheduling, a library call for a product and the pointwise kernel that reads its result
 elementwise may be replaced by one kernel, whose epilogue reads the product's tile from registers.
-The caller's `Chooser` decides whether to do so (a vendor's `choice.py`).
+The caller's `Chooser` decides whether to do so (`autotuner.chooser`).
 """
 
 from __future__ import annotations

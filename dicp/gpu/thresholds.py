@@ -137,6 +137,10 @@ ENOUGH_TILES = 128
 """Tiles that keep every multiprocessor of a large chip busy."""
 MIN_STEPS = 4
 """Fewest blocks along the depth of a split-K part."""
+MARGIN = 0.97
+"""A generated product wins if its time is less than this fraction of the library's."""
+REPEATS, ROUNDS = 10, 5
+"""Runs of one recording, and recordings timed for one candidate, of which the fastest counts."""
 
 # ---- runs -----------------------------------------------------------------------------------
 

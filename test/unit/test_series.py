@@ -16,7 +16,7 @@ from benchmarks.features import names
 from benchmarks.gpu_goals import GOALS, goal_rows
 from benchmarks.options import Options
 from benchmarks.report import Report, Row
-from dicp.vendor.triton.measured import read
+from dicp.gpu.measured import read
 
 TASK = "measured_task:task"
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,16 +19,21 @@ from dicp.compare import assert_matches
 from dicp.config import Config
 from dicp.dynamo_bridge.backend import Backend
 from dicp.errors import CompilerError
+from dicp.gpu import measured
+from dicp.gpu.autotuner import Autotuner, Program
 from dicp.gpu.build import Binary
+from dicp.gpu.measured import Platform, by_table
 from dicp.gpu.products import GeneratedProduct, Product, split_k
+from dicp.gpu.thresholds import MARGIN
 from dicp.gpu.tiling import Tiling, candidates
 from dicp.loop.ir import expr as ir
 from dicp.loop.ir.kernel import Kernel
+from dicp.loop.program import RenderedKernel
 from dicp.loop.runtime.executable import LoopExecutable
 from dicp.loop.runtime.host_memory import HostMemory
-from dicp.vendor.triton import aot, choice, measured, target
+from dicp.vendor.triton import aot, choice, target
 from dicp.vendor.triton.builder import Builder, Job, Workers
-from dicp.vendor.triton.choice import Autotuner
+from dicp.vendor.triton.choice import platform
 from dicp.vendor.triton.gemm import render_product
 from dicp.vendor.triton.simulator import Simulator
 
@@ -37,10 +43,15 @@ SMALL = Tiling(16, 32, 16, 2, 2)
 IN_PARTS = Tiling(16, 32, 16, 2, 2, 3)
 
 
+def by(choose: Any) -> Callable[..., Any]:
+    """A chooser that asks `choose` in place of the table and the autotuner."""
+    return lambda table, platform, autotuner: choose
+
+
 @pytest.fixture
 def generated(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every product that a kernel can compute is computed by one."""
-    monkeypatch.setattr(target, "by_table", lambda product, arch: SMALL)
+    monkeypatch.setattr(target, "chooser", by(lambda product: SMALL))
 
 
 def make(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -120,7 +131,7 @@ def test_form_in_parts(
     name: str, sized: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The sums of products cut into three, of which the last may be shorter or empty."""
-    monkeypatch.setattr(target, "by_table", lambda product, arch: IN_PARTS)
+    monkeypatch.setattr(target, "chooser", by(lambda product: IN_PARTS))
     report = matched(name, torch.bfloat16, sized, tmp_path)
     assert sum("_sums[" in k.text and "total" in k.text for k in report.kernels)
 
@@ -205,12 +216,12 @@ def test_the_library_computes_products_that_nobody_measured() -> None:
 def product_of(fn: Callable[..., Any], *inputs: Tensor) -> Product:
     """The one product of a graph, with what follows it."""
     found: list[Product] = []
-    before = target.by_table
-    target.by_table = lambda product, arch: found.append(product)  # type: ignore
+    before = target.chooser
+    target.chooser = by(found.append)
     try:
         record(fn, *inputs, target=TritonRecorder())
     finally:
-        target.by_table = before
+        target.chooser = before
     (product,) = found
     return product
 
@@ -258,13 +269,13 @@ def autotuner(tmp_path: Path, product: Product) -> Iterator[Callable[..., Autotu
     assert len(tilings) > 3
 
     def made(timer: Stopwatch, chip: str = "a chip") -> Autotuner:
-        def load(plain: Any, texts: Any) -> LoopExecutable:
+        def load(program: Program) -> LoopExecutable:
+            plain, texts = program
             return LoopExecutable(plain, Simulator(texts), HostMemory())
 
-        return Autotuner(
-            torch.device("cpu"), 90, chip, Cache.open(Config(cache_dir=tmp_path)),
-            Compiled(tilings[0], tilings[1]), load, timer, False,
-        )  # fmt: skip
+        own = choice.TritonProducts(90, Compiled(tilings[0], tilings[1]), load, False)
+        cache = Cache.open(Config(cache_dir=tmp_path))
+        return Autotuner(torch.device("cpu"), platform(chip), cache, own, timer)
 
     yield made
 
@@ -318,7 +329,7 @@ def test_split_k_tilings_are_tuned_too(autotuner: Callable[..., Autotuner]) -> N
     tiling, seconds = arena.measure(product)
     cut = [name for name in seconds if name != "library" and not name.endswith("x1")]
     assert len(cut) >= 2 and tiling is not None
-    assert arena.builder.asked > len(seconds)  # all of them at once, side by side
+    assert arena.kernels.builder.asked > len(seconds)  # all of them at once, side by side
     fastest = Stopwatch(*[10.0 if not name.endswith("x4") else 5.0 for name in seconds])
     chosen = autotuner(fastest, "another chip").choose(product)
     assert chosen is not None and chosen.parts == 4
@@ -356,9 +367,8 @@ def test_products_of_any_size_are_not_measured(autotuner: Callable[..., Autotune
 
 
 def test_a_measurement_becomes_a_row_of_the_table(
-    autotuner: Callable[..., Autotuner], product: Product, tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+    autotuner: Callable[..., Autotuner], product: Product, tmp_path: Path
+) -> None:
     row = autotuner(Stopwatch(10.0, 9.0, 5.0, *[8.0] * 20)).row(product)
     assert row is not None and row.tiling is not None
     assert (row.library, row.kernel, row.problem.layout) == (10.0, 5.0, "nn")
@@ -367,31 +377,30 @@ def test_a_measurement_becomes_a_row_of_the_table(
     assert lost is not None and (lost.tiling, lost.kernel, lost.problem.layout) == (None, 2.0, "nt")
     file = tmp_path / "products.json"
     measured.write(file, measured.table_of([row, lost]))
-    monkeypatch.setattr(choice, "TABLE", measured.read(file))
-    assert list(choice.TABLE.values()) == [row, lost]
-    assert choice.by_table(product, "a chip") == row.tiling
-    assert choice.by_table(product, "another chip") is None
-    assert choice.by_table(other, "a chip") is None
+    table, here = measured.read(file), platform("a chip")
+    assert list(table.values()) == [row, lost]
+    assert by_table(table, product, here) == row.tiling
+    assert by_table(table, product, platform("another chip")) is None
+    assert by_table(table, other, here) is None
     wide = product_of(torch.mm, make(65, 32), make(32, 48))
-    assert choice.by_table(wide, "a chip") is None
-    monkeypatch.setattr(measured, "triton_version", lambda: "0.0")
-    assert choice.by_table(product, "a chip") is None
+    assert by_table(table, wide, here) is None
+    assert by_table(table, product, replace(here, compiler="0.0")) is None
+    assert by_table(table, product, replace(here, tf32=not here.tf32)) is None
 
 
 def test_rows_that_ship_were_measured_on_chips() -> None:
     for row in choice.TABLE.values():
         assert row.problem.chip.startswith("NVIDIA") and row.library > 0
-        assert row.tiling is None or (row.kernel or math.inf) < choice.MARGIN * row.library
+        assert row.tiling is None or (row.kernel or math.inf) < MARGIN * row.library
 
 
 def test_the_table_chooses_on_the_chip_that_it_names(
     product: Product, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    problem = measured.Problem.of(product, "a chip")
+    problem = measured.Problem.of(product, platform("a chip"))
     assert problem is not None
     row = measured.Row(problem, SMALL, 2.0, 1.0)
-    for reader in (choice, target):
-        monkeypatch.setattr(reader, "TABLE", measured.table_of([row]))
+    monkeypatch.setattr(target, "TABLE", measured.table_of([row]))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device=None: "a chip")
     choose = target.TritonTarget().chooser("cuda:0", Config())
@@ -414,6 +423,37 @@ def test_what_was_chosen_by_measurement_is_for_these_very_chips(
     assert before[0] != after[0] and (before[1] == after[1] or choice.TABLE)
 
 
+class Other:
+    """Kernels of a vendor whose compiler refuses the first candidate."""
+
+    def __init__(self) -> None:
+        self.loaded: list[str] = []
+
+    def with_form(self, kernel: Kernel) -> Kernel:
+        return kernel
+
+    def render(self, step: Kernel | GeneratedProduct) -> RenderedKernel:
+        kernel = step if isinstance(step, Kernel) else step.product.kernel
+        text = "after the library" if isinstance(step, Kernel) else str(step.tiling)
+        return RenderedKernel("k", text, (), (), kernel, (), {"launch": {}})
+
+    def attempt(self, programs: Sequence[Program]) -> list[bool]:
+        return [k > 0 for k in range(len(programs))]
+
+    def load(self, program: Program) -> Callable[..., None]:
+        self.loaded += program[1].values()
+        return lambda inputs: None
+
+
+def test_any_vendor_tunes_its_products(product: Product, tmp_path: Path) -> None:
+    tilings, own, watch = candidates(40, 48, 32, torch.float32), Other(), Stopwatch(5.0, 3.0, 2.0)
+    cache, where = Cache.open(Config(cache_dir=tmp_path)), Platform("wave 64", "9", "", False)
+    arena = Autotuner(torch.device("cpu"), where, cache, own, watch)
+    watch.times += [4.0] * len(tilings)
+    assert arena.choose(product) == tilings[2]
+    assert own.loaded == ["after the library", *map(str, tilings[1:])]
+
+
 def test_tilings_fit_the_product() -> None:
     for rows, columns, depth in ((1, 4096, 4096), (8192, 8192, 8192), (40, 17, 100)):
         for tiling in candidates(rows, columns, depth, torch.bfloat16):
@@ -430,7 +470,7 @@ def test_products_are_built_for_two_chips(tmp_path: Path, monkeypatch: pytest.Mo
     backend = Backend("triton", cache_dir=tmp_path)
     cases = [("residual", torch.bfloat16), ("bmm", torch.float16), ("strided", torch.float32)]
     for at, (name, dtype) in enumerate(cases):
-        monkeypatch.setattr(target, "by_table", lambda p, arch, at=at: chosen[at % 2])
+        monkeypatch.setattr(target, "chooser", by(lambda p, at=at: chosen[at % 2]))
         fn, shapes = FORMS[name]
         torch._dynamo.reset()
         torch.compile(fn, backend=backend)(*(make(*shape, dtype=dtype) for shape in shapes))

@@ -14,14 +14,14 @@ from dicp.cache import Cache, key_of
 from dicp.config import Config
 from dicp.errors import ToolchainError
 from dicp.fused_attention import ANY_ATTENTION
+from dicp.gpu.autotuner import Autotuner, Program, chooser, device_seconds
 from dicp.gpu.build import Variant
 from dicp.gpu.form import with_tile
 from dicp.gpu.launch import Device, index_of
 from dicp.gpu.library import GPU_ATTENTION, OWN_RULES, GpuLowering
-from dicp.gpu.products import Chooser, GeneratedProduct, Product, place_products
+from dicp.gpu.products import Chooser, GeneratedProduct, place_products
 from dicp.gpu.split import cross_row_sums
 from dicp.gpu.target import GpuTarget
-from dicp.gpu.tiling import Tiling
 from dicp.loop.ir.graph import Graph
 from dicp.loop.ir.kernel import Kernel
 from dicp.loop.program import RenderedKernel
@@ -33,11 +33,10 @@ from dicp.target import Artifact, Check, Facts
 from dicp.template import render_template
 from dicp.torch_private import first_sizes
 from dicp.vendor.triton.builder import Builder, Job, Plan, Workers, device_functions, triton_version
-from dicp.vendor.triton.choice import TABLE, Autotuner, by_table, device_seconds
+from dicp.vendor.triton.choice import TABLE, TritonProducts, platform, render_step
 from dicp.vendor.triton.driver import find_driver
 from dicp.vendor.triton.facts import GPU
-from dicp.vendor.triton.gemm import render_product, tf32_allowed
-from dicp.vendor.triton.render import render
+from dicp.vendor.triton.gemm import tf32_allowed
 from dicp.vendor.triton.spelling import ELEMENT
 
 FOLDER = Path(__file__).parent
@@ -85,9 +84,7 @@ class TritonTarget(GpuTarget):
         return with_tile(kernel, GPU)
 
     def render_kernel(self, step: Kernel | GeneratedProduct, config: Config) -> RenderedKernel:
-        if isinstance(step, GeneratedProduct):
-            return render_product(step.product, step.tiling, tf32_allowed())
-        return render(step)
+        return render_step(step, tf32_allowed())
 
     def source_files(self, sources: KernelSources) -> Mapping[str, str]:
         return {"kernels.py": kernel_file(sources)}
@@ -99,28 +96,21 @@ class TritonTarget(GpuTarget):
         chip = torch.cuda.get_device_name(device) if on_chip and TABLE else ""
         asked = on_chip and config.mode.startswith("max-autotune")
         autotuner = self.autotuner(device, config) if asked else None
-
-        def choose(product: Product) -> Tiling | None:
-            tiling = by_table(product, chip)
-            return autotuner.choose(product) if autotuner is not None and tiling is None else tiling
-
-        return choose
+        return chooser(TABLE, platform(chip), autotuner)
 
     def autotuner(self, device: torch.device, config: Config) -> Autotuner:
         """The autotuner that measures products on `device`."""
-        cache = Cache.open(config)
-        return Autotuner(
-            device, architecture(device), torch.cuda.get_device_name(device), cache,
-            self._builder(cache, config), partial(self._loaded, cache, config), device_seconds,
-            tf32_allowed(),
-        )  # fmt: skip
+        cache, on = Cache.open(config), platform(torch.cuda.get_device_name(device))
+        load = partial(self._loaded, cache, config)
+        builder = self._builder(cache, config)
+        kernels = TritonProducts(architecture(device), builder, load, on.tf32)
+        return Autotuner(device, on, cache, kernels, device_seconds)
 
-    def _loaded(
-        self, cache: Cache, config: Config, program: Mapping[str, Any], texts: Mapping[str, str]
-    ) -> LoopExecutable:
+    def _loaded(self, cache: Cache, config: Config, program: Program) -> LoopExecutable:
         """A program on its device that allocates its own workspaces for each run."""
-        artifact = Artifact(self.name, {"program": program, "texts": texts})
-        return self.executable(artifact, cache, config, OwnMemory(torch.device(program["device"])))
+        plain, texts = program
+        artifact = Artifact(self.name, {"program": plain, "texts": texts})
+        return self.executable(artifact, cache, config, OwnMemory(torch.device(plain["device"])))
 
     # ---- from source to executable --------------------------------------------------------------
 

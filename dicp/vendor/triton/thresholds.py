@@ -5,10 +5,6 @@ Found on an NVIDIA H200; sizes of tiles, splits and launches stand in `dicp/gpu/
 
 from __future__ import annotations
 
-MARGIN = 0.97
-"""A generated product wins if its time is less than this fraction of the library's."""
-REPEATS, ROUNDS = 10, 5
-"""Runs of one recording, and recordings timed for one candidate, of which the fastest counts."""
 TILE_GROUP = 8
 """Rows of tiles of a product that consecutive programs cover together, so that the cache holds the
 operands."""

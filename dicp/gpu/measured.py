@@ -1,8 +1,7 @@
 """Products measured on a GPU: the library's time, and that of the fastest generated kernel.
 
-The rows are in `products.json`. Only a measurement writes them (`python -m benchmarks gpu
---sections products`): a row is valid only for the chip, Triton version, type, layout and sizes that
-it was measured with.
+Only a measurement writes such a table (`python -m benchmarks gpu --sections products`): a row is
+valid only for the chip, compiler version, type, layout and sizes that it was measured with.
 """
 
 from __future__ import annotations
@@ -18,10 +17,19 @@ import torch
 from dicp.gpu.products import Product
 from dicp.gpu.tiling import Tiling
 from dicp.loop.ir.expr import Ref
-from dicp.vendor.triton.builder import triton_version
-from dicp.vendor.triton.gemm import tf32_allowed
 
-FILE = Path(__file__).parent / "products.json"
+
+@dataclass(frozen=True)
+class Platform:
+    """What the time of any product depends on."""
+
+    chip: str
+    compiler: str
+    """The version of the compiler of generated kernels."""
+    libraries: str
+    """The version of the device's libraries that PyTorch was built for."""
+    tf32: bool
+    """Whether float32 operands may be rounded to TF32."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +37,7 @@ class Problem:
     """The properties of a product that its time depends on."""
 
     chip: str
-    triton: str
+    compiler: str
     dtype: str
     tf32: bool
     """Whether float32 operands are rounded to TF32."""
@@ -39,16 +47,16 @@ class Problem:
     """Batch, rows, columns, depth."""
 
     @classmethod
-    def of(cls, product: Product, chip: str) -> Problem | None:
+    def of(cls, product: Product, platform: Platform) -> Problem | None:
         """The problem of `product`; None if sizes are dynamic."""
         shape = tuple(size for size in product.shape if isinstance(size, int))
         if len(shape) != 4:
             return None
         dtype = product.a.dtype
-        tf32 = dtype == torch.float32 and tf32_allowed()
+        tf32 = dtype == torch.float32 and platform.tf32
         layout = _layout(product.a) + _layout(product.b)
         name = str(dtype).removeprefix("torch.")
-        return cls(chip, triton_version(), name, tf32, layout, shape)
+        return cls(platform.chip, platform.compiler, name, tf32, layout, shape)
 
 
 def _layout(factor: Ref) -> str:
@@ -71,6 +79,13 @@ class Row:
 
 
 Table = Mapping[Problem, Row]
+
+
+def by_table(table: Table, product: Product, platform: Platform) -> Tiling | None:
+    """The tiling that beat the library when measured on such a chip; None if none did."""
+    problem = Problem.of(product, platform)
+    row = None if problem is None else table.get(problem)
+    return None if row is None else row.tiling
 
 
 def table_of(rows: Iterable[Row]) -> Table:
