@@ -447,6 +447,13 @@ bool run_plan(const std::shared_ptr<Plan>& plan, const c10::OperatorHandle& op,
   task->plan = plan;
   task->table = plan->table;
   task->device = device;
+  // Results are resized first: this may make them overlap inputs, and move an input's memory.
+  for (const auto& output : plan->outputs) {
+    if (output.argument < 0) continue;
+    const auto& given = *tensors[size_t(output.argument)];
+    if (given.sizes() != c10::IntArrayRef(output.sizes)) given.resize_(output.sizes);
+    check_memory(given);
+  }
   c10::SmallVector<at::Tensor, 4> copies;
   c10::SmallVector<bool, 4> staged(plan->outputs.size(), false);  // written over what is read
   for (const auto& input : plan->inputs) {
@@ -468,14 +475,8 @@ bool run_plan(const std::shared_ptr<Plan>& plan, const c10::OperatorHandle& op,
   std::vector<at::Tensor> outputs, computed;
   for (size_t k = 0; k < plan->outputs.size(); ++k) {
     const auto& output = plan->outputs[k];
-    if (output.argument >= 0) {
-      const auto& given = *tensors[size_t(output.argument)];
-      if (given.sizes() != c10::IntArrayRef(output.sizes)) given.resize_(output.sizes);
-      check_memory(given);
-      outputs.push_back(given);
-    } else {
-      outputs.push_back(fresh(output));
-    }
+    const bool given = output.argument >= 0;
+    outputs.push_back(given ? *tensors[size_t(output.argument)] : fresh(output));
     computed.push_back(staged[k] ? fresh(output) : outputs.back());
     if (auto* at = computed.back().data_ptr()) task->table[size_t(output.slot)] = at;
   }
