@@ -323,6 +323,52 @@ def no_print(module: Module) -> Breaches:
             yield f"line {call.lineno}: print"
 
 
+def literals(module: Module) -> Iterator[tuple[int, str]]:
+    """Line and text of every string but docstrings; values put into it are named `x`."""
+    docs = {id(n.value) for n in module.nodes if isinstance(n, ast.Expr)}
+    parts = {id(part) for n in module.nodes if isinstance(n, ast.JoinedStr) for part in n.values}
+    for node in module.nodes:
+        if isinstance(node, ast.JoinedStr):
+            texts = (getattr(part, "value", "x") for part in node.values)
+            yield node.lineno, "".join(t if isinstance(t, str) else "x" for t in texts)
+        elif isinstance(node, ast.Constant) and id(node) not in docs | parts:
+            if isinstance(node.value, str):
+                yield node.lineno, node.value
+
+
+_TYPE = (
+    r"(void|auto|bool|char|int|long|half|float|double|size_t|u?int\d+_t|__half|__\w*bfloat16\w*|"
+    r"constexpr|inline|static|extern|const|__\w+__)"
+)
+LANGUAGE_TEXT = re.compile(
+    rf"""
+      ^ (void|auto|half|double|float|size_t|u?int\d+_t|__\w+|constexpr|inline|extern|bf16|[fiu]\d+|
+         fp\d+) $                                          # a type or a keyword alone
+    | \b {_TYPE} [\s*&]+ \w+ \s* ([=;(\[,)] | $)           # a declaration
+    | \( {_TYPE} [\s*&]* \)                                # a conversion
+    | \b (for|if|while|switch|sizeof|catch) \s* \(
+    | \b (return|break|continue|else|goto) \b .* [;{{]
+    | \b (def|class) \s \w+ [(:] | ^ \s* (from \s [\w.]+ \s)? import \s [\w.]+
+    | \b (tl|triton|math|std|at|c10|builtin) (\.|::) \w
+    | _mm\d* _ | __\w+ \( | \b (f?(abs|max|min|mod|ma)|exp2?|log\d*|sqrt|pow|sin|cos)f? \(
+    | [{{}}] | -> | && | \|\| | (?<![&|^]) [-+*/%&|^] = | \+\+ | -- | << | >>
+    | \# \s* (include|pragma|define|if|endif) | /\* | \*/ | // \s | ; \s* $
+    | @ \w | \? .* : | \d \. \d* f \b
+    """,
+    re.VERBOSE | re.MULTILINE,
+)
+
+
+def no_language_text(module: Module) -> Breaches:
+    """Loop programs have no text of any language: renderers alone write it."""
+    if module.room != "loop":
+        return
+    for line, text in literals(module):
+        found = LANGUAGE_TEXT.search(text)
+        if found and text.strip() != ";":
+            yield f"line {line}: {text!r} contains {found.group()!r}"
+
+
 def readable_sizes(module: Module) -> Breaches:
     lines = module.text.count("\n")
     if lines > FILE_LINES:
@@ -345,6 +391,7 @@ RULES: tuple[Rule, ...] = (
     no_open_star_import,
     no_global,
     no_print,
+    no_language_text,
     readable_sizes,
 )
 
@@ -357,6 +404,11 @@ def test_source_keeps(rule: Rule) -> None:
         for breach in rule(module)
     ]
     assert not breaches, "\n".join(["", *breaches])
+
+
+def test_loop_programs_have_no_templates_and_no_headers() -> None:
+    files = [p for p in (PACKAGE / "loop").rglob("*") if "__pycache__" not in p.parts]
+    assert not [p for p in files if p.is_file() and p.suffix != ".py"]
 
 
 def test_imports_have_no_cycle() -> None:
@@ -417,6 +469,37 @@ EXAMPLES: list[tuple[Rule, str, str, str]] = [
     (no_open_star_import, "config/__init__", "from dicp.version import *", "dicp.version.*"),
     (no_global, "loop/ir", "def f():\n    global x", "global x"),
     (no_print, "loop/ir", "print('x')", "print"),
+    *(
+        (no_language_text, "loop/ir", f"x = {text!r}", repr(text))
+        for text in (
+            "float",
+            "int64_t",
+            "tl.float32",
+            "float total = 0",
+            "const int",
+            "(float)",
+            "a + b;",
+            "for (",
+            "return total;",
+            "if (x) {",
+            "tl.load(",
+            "def kernel(a0):",
+            "std::max(",
+            "expf(",
+            "a && b",
+            "total += value",
+            "#pragma omp simd",
+            "// sum",
+            "a ? b : c",
+            "1.0f",
+            "@triton.jit",
+            "_mm512_set1_ps",
+            "__syncthreads()",
+            "{0} + {1}",
+            "out[i] = x;",
+        )
+    ),
+    (no_language_text, "loop/ir", "x = f'{t} sum = {v};'", "'x sum = x;' contains ';'"),
     (readable_sizes, "loop/ir", "\n" * 801, "801 lines"),
     (readable_sizes, "loop/ir", "def f():\n" + "    x\n" * 60, "f has 61 lines"),
 ]
@@ -443,6 +526,10 @@ ALLOWED: list[tuple[Rule, str, str]] = [
     (no_private_attributes, "loop/ir", "torch.ops.aten._softmax\naten._conj(x)\nx.node.name"),
     (no_shell, "loop/ir", "run(['x'], shell=False)"),
     (no_open_star_import, "errors/__init__", "from dicp.errors.base import *"),
+    (no_language_text, "loop/ir", 'def f():\n    """float total = 0;"""'),
+    (no_language_text, "loop/ir", "'; '.join(x)\nf'{op}({a}, {b})'\nf'{a}//{b} + {c}'\n'const'"),
+    (no_language_text, "loop/ir", "'if the sum, for integers, is a float or an int'"),
+    (no_language_text, "codegen/x", "'float total = 0;'"),
 ]
 
 
