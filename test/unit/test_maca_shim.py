@@ -52,6 +52,13 @@ KERNELS: dict[str, tuple[str, str]] = {
       __syncthreads();"""),
     "blocks_write_one": ("{3}, {1}", "to[0] = blockIdx.x + 1;"),
     "a_block_reads_of_another": ("{2}, {1}", "to[blockIdx.x] = to[(blockIdx.x + 1) % 2] + 7;"),
+    "threads_write_one": ("{1}, {64}", """
+      to[0] = threadIdx.x + 1;
+      __syncthreads();"""),
+    "a_thread_reads_of_another": ("{1}, {64}", """
+      to[threadIdx.x] = threadIdx.x + 1;
+      to[64 + threadIdx.x] = to[63 - threadIdx.x];
+      __syncthreads();"""),
     "past_the_wave": ("{1}, {64}", "to[threadIdx.x] = __shfl((int64_t)threadIdx.x, 64);"),
     "too_many_threads": ("{1}, {2048}", "__syncthreads();"),
     "neighbours": ("{1}, {128}", """
@@ -61,6 +68,11 @@ KERNELS: dict[str, tuple[str, str]] = {
       to[threadIdx.x] = room[(threadIdx.x + 1) % 128];"""),
     "downwards": ("{1}, {128}", "to[threadIdx.x] = __shfl_down((int64_t)threadIdx.x, 5);"),
     "upwards": ("{1}, {128}", "to[threadIdx.x] = __shfl_up((int64_t)threadIdx.x, 5);"),
+    "through_global_memory": ("{2}, {128}", """
+      const d_index first = blockIdx.x * 256;
+      to[first + threadIdx.x] = first + threadIdx.x;
+      __syncthreads();
+      to[first + 128 + threadIdx.x] = to[first + 127 - threadIdx.x];"""),
     "blocks_add": ("{5}, {64}", "d_atomic_sum(to, (d_index)(threadIdx.x % 2), (int64_t)1);"),
     "everywhere": ("{2, 3, 4}, {4, 2, 2}", """
       const d_index block = (blockIdx.z * gridDim.y + blockIdx.y) * gridDim.x + blockIdx.x;
@@ -73,13 +85,15 @@ WRONG = {
     "barriers_differ": 16, "one_wave_waits": 17, "one_thread_ends": 17,
     "half_a_wave_exchanges": 17, "all_write_one": 19, "reads_too_early": 19,
     "writes_too_early": 19, "past_shared_memory": 18, "blocks_write_one": 20,
-    "a_block_reads_of_another": 20, "past_the_wave": 21, "too_many_threads": 22,
+    "a_block_reads_of_another": 20, "threads_write_one": 20, "a_thread_reads_of_another": 20,
+    "past_the_wave": 21, "too_many_threads": 22,
 }  # fmt: skip
 """Name of a kernel -> the first element of `status`."""
 SAID = {
     "all_write_one": "thread 1 accesses element 1 of an array in shared memory that another",
     "past_shared_memory": "thread 63 accesses element 63 of 63 in shared memory",
-    "blocks_write_one": "block 1 accesses an element of global memory that another block writes",
+    "blocks_write_one": "thread 0 of block 1 and another access an element of global memory",
+    "a_thread_reads_of_another": "thread 32 of block 0 and another access an element of",
     "past_the_wave": "an exchange with lane 64 of a wave of 64",
     "too_many_threads": "a block of 2048 threads; the most are 1024",
 }  # fmt: skip
@@ -160,6 +174,14 @@ def test_threads_wait_for_each_other(checked: Emulation) -> None:
     found = np.zeros(128, np.int64)
     assert checked.run("neighbours", found) == 0
     assert (found == 10 * ((np.arange(128) + 1) % 128)).all()
+
+
+def test_barriers_order_accesses_to_global_memory(checked: Emulation) -> None:
+    found = np.zeros(512, np.int64)
+    assert checked.run("through_global_memory", found) == 0
+    upwards = np.arange(128)
+    wanted = np.concatenate([upwards, 127 - upwards])
+    assert (found == np.concatenate([wanted, 256 + wanted])).all()
 
 
 def test_exchanges_end_at_the_wave(checked: Emulation) -> None:

@@ -1,6 +1,6 @@
-// Memory that records who accessed it: within a block shared memory since the last barrier, between
-// blocks global memory since the start of the launch. Of two accesses that nothing orders, one of
-// which changes the value, the launch reports the second.
+// Memory that records who accessed it: the threads of a block since the last barrier, and of global
+// memory the blocks since the start of the launch. Of two accesses that nothing orders, one of which
+// changes the value, the launch reports the second.
 #pragma once
 
 template <class T> struct d_plain { typedef T type; };
@@ -9,27 +9,40 @@ template <class T> static bool d_same(const T& a, const T& b) {
   return !__builtin_memcmp(&a, &b, sizeof(T));
 }
 
+// The accesses of a block's threads to an element; `reads` and `writes` record one, and return whether
+// no barrier orders it and another thread's.
+struct d_accesses {
+  unsigned written, read;  // epochs
+  int writer, reader;  // threads; -1: several
+  bool other_wrote() const { return written == d_epoch && writer != d_current; }
+  bool other_read() const { return read == d_epoch && reader != d_current; }
+  bool reads() {
+    reader = other_read() ? -1 : d_current;
+    read = d_epoch;
+    return other_wrote();
+  }
+  bool writes() {
+    const bool races = other_wrote() || other_read();
+    written = d_epoch;
+    writer = d_current;
+    return races;
+  }
+};
+
 // ---- shared memory -------------------------------------------------------------------------------
 template <class T> struct d_shared_element {
   T value;
-  unsigned written, read;  // epochs
-  int writer, reader;  // threads; -1: several
+  d_accesses accesses;
 };
 template <class T> struct d_shared_place {
   d_shared_element<T>& at;
   long index;
   operator T() const {
-    if (at.written == d_epoch && at.writer != d_current) d_wrong(D_SHARED_RACE, d_current, index);
-    at.reader = at.read == d_epoch && at.reader != d_current ? -1 : d_current;
-    at.read = d_epoch;
+    if (at.accesses.reads()) d_wrong(D_SHARED_RACE, d_current, index);
     return at.value;
   }
   void operator=(T value) const {
-    const bool other_wrote = at.written == d_epoch && at.writer != d_current;
-    const bool other_read = at.read == d_epoch && at.reader != d_current;
-    if (other_wrote || other_read) d_wrong(D_SHARED_RACE, d_current, index);
-    at.written = d_epoch;
-    at.writer = d_current;
+    if (at.accesses.writes()) d_wrong(D_SHARED_RACE, d_current, index);
     at.value = value;
   }
   void operator=(const d_shared_place& other) const { *this = (T)other; }
@@ -49,6 +62,7 @@ struct d_global_record {
   unsigned launch;
   int writer, reader;  // 1 + the block; -1: several
   bool atomic;
+  d_accesses accesses;
 };
 #define D_RECORDS (1ul << 20)
 static d_global_record* d_records;
@@ -72,7 +86,7 @@ static d_global_record* d_record(const void* place) {
     if (r.launch == d_launch_number && r.address == address) return &r;
     if (r.launch == d_launch_number) continue;
     if (++d_recorded > D_RECORDS / 2) return nullptr;
-    r = {address, d_launch_number, 0, 0, false};
+    r = {address, d_launch_number};
     return &r;
   }
 }
@@ -80,16 +94,17 @@ static void d_reads(const void* place) {
   d_global_record* r = d_record(place);
   if (!r) return;
   const int own = d_own_block();
-  if (r->writer && r->writer != own) d_wrong(D_GLOBAL_RACE, own - 1, r->writer - 1);
+  const bool unordered = r->accesses.reads();
+  if (unordered || (r->writer && r->writer != own)) d_wrong(D_GLOBAL_RACE, own - 1, d_current);
   r->reader = r->reader && r->reader != own ? -1 : own;
 }
 static void d_writes(const void* place, bool atomic) {
   d_global_record* r = d_record(place);
   if (!r) return;
   const int own = d_own_block();
-  const bool combined = atomic && r->atomic;
-  if ((r->writer && r->writer != own && !combined) || (r->reader && r->reader != own))
-    d_wrong(D_GLOBAL_RACE, own - 1, r->writer - 1);
+  const bool unordered = r->accesses.writes() || (r->writer && r->writer != own);
+  if ((unordered && !(atomic && r->atomic)) || (r->reader && r->reader != own))
+    d_wrong(D_GLOBAL_RACE, own - 1, d_current);
   r->writer = own;
   r->atomic = atomic;
 }

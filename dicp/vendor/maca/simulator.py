@@ -72,7 +72,7 @@ ERRORS = {
     18: "thread {1} accesses element {2} of {3} in shared memory",
     19: "a race: thread {1} accesses element {2} of an array in shared memory that another thread "
     "accesses between the same barriers",
-    20: "a race: block {1} accesses an element of global memory that another block writes",
+    20: "a race: thread {2} of block {1} and another access an element of global memory unordered",
     21: "an exchange with lane {2} of a wave of {3}",
     22: "a block of {2} threads; the most are {3}",
 }
