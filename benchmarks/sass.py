@@ -41,7 +41,8 @@ WAVE = 32
 """Lanes that a launch of the thread-by-thread target counts its warps in."""
 NVDISASM = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "nvdisasm"
 INSTRUCTION = re.compile(r"/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\d+\s+)?([A-Z][A-Z0-9_.]*)")
-MOVES = re.compile(r"(?:LD|ST)G\.E(?:\.\w+)*?(?:\.(8|16|U8|U16|S8|S16|64|128))?\b")
+MOVED = {"U8": 1, "S8": 1, "U16": 2, "S16": 2, "64": 8, "128": 16}
+"""Modifier of a load or store of global memory -> the bytes it moves; without one, 4."""
 
 
 def _half(*shape: int) -> Tensor:
@@ -98,8 +99,8 @@ class Count:
     input."""
 
     instructions: float
-    accesses: float
-    """Loads and stores of global memory, each of up to 16 bytes."""
+    bytes: float
+    """Bytes that loads and stores of global memory move."""
 
 
 def programs(target: _Kept, fn: Callable[..., Any], inputs: Sequence[Any]) -> list[Any]:
@@ -138,7 +139,7 @@ def threads_count(plain: Mapping[str, Any], texts: Mapping[str, str], elements: 
     names = [step["kernel"] for step in plain["steps"] if "kernel" in step]
     compiler = Nvrtc(ARCH, ("-DD_NARROW", "-DD_ALIGNED"))
     listings = {
-        name: _listing(compiler.compile(unit_text({name: texts[name]}, {}), [name], []))
+        name: _listing(compiler.compile(unit_text({name: texts[name]}, {}), [name]))
         for name in names
     }
     return _total(plain, listings, WAVE, elements)
@@ -151,14 +152,21 @@ def _listing(code: bytes) -> list[str]:
         file.flush()
         command = [str(NVDISASM), "-c", file.name]
         text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    lines = [line for line in text.splitlines() if INSTRUCTION.search(line)]
-    return [line for line in lines if INSTRUCTION.search(line)[1] != "NOP"]  # type: ignore[index]
+    return [name for name in INSTRUCTION.findall(text) if name != "NOP"]
+
+
+def _moved(instruction: str) -> int:
+    """Bytes that one thread loads from global memory or stores there."""
+    name, *modifiers = instruction.split(".")
+    if name not in ("LDG", "STG", "LDGSTS", "ATOMG", "RED"):
+        return 0
+    return next((MOVED[m] for m in modifiers if m in MOVED), 4)
 
 
 def _total(
     plain: Mapping[str, Any], listings: Mapping[str, list[str]], lanes: int, elements: int
 ) -> Count:
-    instructions = accesses = 0.0
+    instructions = moved = 0.0
     for step in plain["steps"]:
         if "kernel" not in step:
             continue
@@ -168,22 +176,30 @@ def _total(
             -(-sizes[name] // launch["axes"][name]["block"]) for name in launch["grid"]
         )
         threads = blocks * launch["warps"] * lanes
-        lines = listings[step["kernel"]]
-        instructions += threads * len(lines)
-        accesses += threads * sum(bool(MOVES.search(line)) for line in lines)
-    return Count(instructions / elements, accesses / elements)
+        listing = listings[step["kernel"]]
+        instructions += threads * len(listing)
+        moved += threads * sum(map(_moved, listing))
+    return Count(instructions / elements, moved / elements)
+
+
+def compared(name: str) -> tuple[Count, Count]:
+    """What the kernels of one of FUNCTIONS execute: those of tiles, those of threads."""
+    fn, inputs = FUNCTIONS[name]
+    elements = inputs[0].numel()
+    (tiles,), (threads,) = (programs(t(), fn, inputs) for t in (_Triton, _Threads))
+    return (
+        triton_count(tiles.serialized, tiles.kernel_texts, elements),
+        threads_count(threads.serialized, threads.kernel_texts, elements),
+    )
 
 
 def main() -> None:
-    for name, (fn, inputs) in FUNCTIONS.items():
-        elements = inputs[0].numel()
-        (tiles,), (threads,) = (programs(t(), fn, inputs) for t in (_Triton, _Threads))
-        a = triton_count(tiles.serialized, tiles.kernel_texts, elements)
-        b = threads_count(threads.serialized, threads.kernel_texts, elements)
+    for name in FUNCTIONS:
+        a, b = compared(name)
         print(
-            f"{name:24} triton {a.instructions:7.2f} instructions, {a.accesses:6.3f} accesses; "
-            f"threads {b.instructions:7.2f}, {b.accesses:6.3f}; "
-            f"ratio {b.instructions / a.instructions:.2f}, {b.accesses / a.accesses:.2f}"
+            f"{name:24} triton {a.instructions:7.2f} instructions, {a.bytes:6.3f} bytes; "
+            f"threads {b.instructions:7.2f}, {b.bytes:6.3f}; "
+            f"ratio {b.instructions / a.instructions:.2f}, {b.bytes / a.bytes:.2f}"
         )
 
 
