@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, StrictUndefined, Template
+from jinja2.nativetypes import NativeEnvironment
 
 
 @lru_cache(maxsize=64)
-def _template(path: Path, autoescape: bool) -> Template:
-    environment = Environment(
+def _template(path: Path, autoescape: bool, kind: type[Environment] = Environment) -> Template:
+    environment = kind(
         undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True,
         keep_trailing_newline=True, autoescape=autoescape,
     )  # fmt: skip
@@ -28,6 +29,12 @@ def one_line(text: str) -> str:
 def render_template(path: Path, **values: Any) -> str:
     """The skeleton file at `path` filled in; raises jinja2.UndefinedError for a missing value."""
     return _template(path, False).render(**values)
+
+
+def render_parts(path: Path, **values: Any) -> list[Any]:
+    """As `render_template`, but texts and values as they are, one after the other."""
+    template = _template(path, False, NativeEnvironment)
+    return list(template.root_render_func(template.new_context(values)))
 
 
 def render_html(path: Path, **values: Any) -> str:

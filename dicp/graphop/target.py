@@ -13,7 +13,7 @@ import abc
 import re
 import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -31,7 +31,7 @@ from dicp.graphop.outline import outline
 from dicp.graphop.partition import Partition, remove_dead
 from dicp.graphop.program import Graph, GraphProgram, Item, Node, Slot, describe
 from dicp.graphop.runtime import GraphExecutable
-from dicp.graphop.sizes import at_sizes
+from dicp.graphop.text import Text
 from dicp.graphop.thresholds import MOST_PADDED
 from dicp.origin import Origin
 from dicp.outline import Outline
@@ -68,11 +68,6 @@ class GraphUnit:
     def of(cls, step: Mapping[str, Any], text: str, options: str) -> GraphUnit:
         """The graph that a serialized step runs."""
         return cls(step["graph"], text, options, tuple(step["written"]), tuple(step["origins"]))
-
-    def at(self, size: Callable[[str], int]) -> GraphUnit:
-        """The same graph with its symbolic sizes filled in."""
-        text, options = at_sizes(self.text, size), at_sizes(self.options, size)
-        return replace(self, text=text, options=options)
 
 
 class GraphTarget(RuleTarget):
@@ -135,10 +130,11 @@ class GraphTarget(RuleTarget):
         """Why a graph does not run on inputs padded to a shape bucket; None if it does."""
         return "the target pads no inputs"
 
-    def render_static(self, graph: Graph, config: Config) -> tuple[str, str]:
+    def render_static(self, graph: Graph, config: Config) -> tuple[Text, Text]:
         """The source text for known sizes only and the options, with an expression for each
         symbolic size."""
-        return self.render_graph(graph, config), self.graph_options(graph, config)
+        texts = self.render_graph(graph, config), self.graph_options(graph, config)
+        return Text.of(texts[0]), Text.of(texts[1])
 
     def graph_options(self, graph: Graph, config: Config) -> str:
         """The options that `compile` gets for a graph."""
@@ -235,7 +231,8 @@ class GraphTarget(RuleTarget):
         steps = _graph_steps(program.serialized)
         for graph in program.graphs:
             if graph.bucket_refusal is None:
-                plain["static"][graph.name] = self.render_static(graph, config)
+                texts = self.render_static(graph, config)
+                plain["static"][graph.name] = [each.encode() for each in texts]
                 if not self.facts.symbolic_shapes:
                     continue  # compiled for each bucket when it occurs
             text, options = source.texts[graph.name], self.graph_options(graph, config)
@@ -283,10 +280,8 @@ class GraphTarget(RuleTarget):
             self.warn_of_simulator(self.simulator)
         plain = artifact.program
         steps = _graph_steps(plain["program"])
-        units, static = (
-            {name: GraphUnit.of(steps[name], *texts) for name, texts in plain[kind].items()}
-            for kind in ("units", "static")
-        )
+        units = {name: GraphUnit.of(steps[name], *texts) for name, texts in plain["units"].items()}
+        static = {name: list(map(Text.decode, texts)) for name, texts in plain["static"].items()}
         runs = {
             name: self._launched(unit, cache, config, artifact.units[name])
             for name, unit in units.items()
@@ -296,7 +291,8 @@ class GraphTarget(RuleTarget):
         )
 
         def padded_run(name: str, sizes: Mapping[str, int]) -> Run:
-            unit = static[name].at(lambda size: evaluate_size(size, sizes))
+            text, options = (t.at(lambda size: evaluate_size(size, sizes)) for t in static[name])
+            unit = GraphUnit.of(steps[name], text, options)
             return padded.find(unit, lambda: self._launched(unit, cache, config))
 
         def launch(

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import math
 from typing import Any
 
 import pytest
+import sympy
 import torch
 
 from dicp.errors import PrototypeError
@@ -20,7 +22,9 @@ from dicp.graphop.prototype import check_call, parse_prototypes
 from dicp.graphop.rewrite import rewritten
 from dicp.graphop.runtime import restrided
 from dicp.graphop.strides import dense_order, inverse
+from dicp.graphop.text import Symbolic, Text, size_list
 from dicp.rules import NoRule, RuleTable
+from dicp.serialize import evaluate_size
 
 CLASSES = {
     "any": frozenset({torch.float32, torch.int64, torch.bool}),
@@ -339,3 +343,13 @@ def test_an_operator_without_a_meaning_is_named() -> None:
 )
 def test_literal(number: Any, dtype: torch.dtype, text: str) -> None:
     assert literal(number, dtype) == text
+
+
+def test_text_keeps_symbolic_sizes_apart_until_numbers_replace_them() -> None:
+    rows = sympy.Symbol("s0", integer=True)
+    text = Text.of("Op({", size_list([rows, 4, 2 * rows]), "}, ", 7, ")")
+    assert text.parts == ("Op({", Symbolic("s0"), ", 4, ", Symbolic("2*s0"), "}, 7)")
+    kept = Text.decode(json.loads(json.dumps(text.encode())))
+    assert kept == text
+    assert kept.at(lambda size: evaluate_size(size, {"s0": 3})) == "Op({3, 4, 6}, 7)"
+    assert text.shown() == "Op({<s0>, 4, <2*s0>}, 7)" and len(text) == len(text.shown())

@@ -19,8 +19,8 @@ import torch
 from dicp.graphop.literals import float_literal, literal
 from dicp.graphop.program import Graph, Node, Operand, Value
 from dicp.graphop.prototype import AttrSpec, Prototype
-from dicp.graphop.sizes import at_sizes, size_text
-from dicp.template import render_template
+from dicp.graphop.text import Text, joined, size_list, size_part
+from dicp.template import render_parts
 from dicp.vendor.ascend.blocked import BLOCKED, MATRIX, storage_dims
 from dicp.vendor.ascend.formats import PLAIN, plain_format
 from dicp.vendor.ascend.prototypes import DTYPES, PROTOTYPES
@@ -38,12 +38,12 @@ def node_names(graph: Graph) -> dict[Node, str]:
 
 def render_graph(graph: Graph, ports: PortNames | None = None) -> str:
     """The source text of one graph, with -1 for symbolic sizes; it does not depend on its name."""
-    return at_sizes(_render(graph, graph.inputs, ports or {}), lambda expression: -1)
+    return _render(graph, graph.inputs, ports or {}).at(lambda expression: -1)
 
 
-def render_static(graph: Graph, ports: PortNames | None = None) -> str:
-    """The source text with an expression for each symbolic size, for `at_sizes` to fill in; what
-    the host computes from them is constant then."""
+def render_static(graph: Graph, ports: PortNames | None = None) -> Text:
+    """The source text with an expression for each symbolic size; what the host computes from them
+    is constant when numbers replace them."""
     given = [node for node in graph.inputs if node.kind != "sizes"]
     return _render(graph, given, ports or {})
 
@@ -61,7 +61,7 @@ def _known(size: Any) -> int:
     return size if isinstance(size, int) else -1
 
 
-def _render(graph: Graph, given: Sequence[Node], ports: PortNames) -> str:
+def _render(graph: Graph, given: Sequence[Node], ports: PortNames) -> Text:
     inputs = {node: k for k, node in enumerate(given)}
     names = node_names(graph)
     references = _references(graph)
@@ -73,8 +73,8 @@ def _render(graph: Graph, given: Sequence[Node], ports: PortNames) -> str:
         if node in inputs:
             kind = "RefData" if node in references else "Data"
             described = _desc(node.outputs[0], images.get(node, ""))
-            lines = [f'auto {names[node]} = Input("{kind}", "{names[node]}", {inputs[node]}, '
-                     f"{described});"]  # fmt: skip
+            made = f'auto {names[node]} = Input("{kind}", "{names[node]}", {inputs[node]}, '
+            lines: list[str | Text] = [Text.of(made, described, ");")]
         else:
             lines = _lines(node, names, ports)
         if node in unreached and given:
@@ -84,7 +84,7 @@ def _render(graph: Graph, given: Sequence[Node], ports: PortNames) -> str:
         else:
             blocks.append({"comment": comment, "lines": lines})
     formats = {fmt for node in graph.nodes for fmt in node.formats.values()}
-    return render_template(
+    parts = render_parts(
         FOLDER / "graph.cpp.jinja",
         name="graph",
         operators=len(graph.operators),
@@ -94,6 +94,7 @@ def _render(graph: Graph, given: Sequence[Node], ports: PortNames) -> str:
         blocks=blocks,
         ends=_ends(graph, given, names),
     )
+    return Text.of(*parts)
 
 
 def _unreached(graph: Graph, given: Sequence[Node]) -> set[Node]:
@@ -152,22 +153,18 @@ def _image_formats(graph: Graph) -> dict[Node, str]:
     return found
 
 
-def _lines(node: Node, names: Mapping[Node, str], ports: PortNames) -> list[str]:
+def _lines(node: Node, names: Mapping[Node, str], ports: PortNames) -> list[str | Text]:
     name = names[node]
     if node.kind in ("const", "sizes"):
         return [_constant(node, name)]
     return _operator(node, names, PROTOTYPES[node.kind], ports)
 
 
-def _dims(value: Value) -> str:
-    return _sizes(value.shape)
+def _sizes(sizes: Sequence[Any]) -> Text:
+    return Text.of("{", size_list(sizes), "}")
 
 
-def _sizes(sizes: Sequence[Any]) -> str:
-    return "{" + ", ".join(map(size_text, sizes)) + "}"
-
-
-def _desc(value: Value, plain: str = "") -> str:
+def _desc(value: Value, plain: str = "") -> Text:
     """Sizes, dtype and format of a value, `plain` if it has none of its own; of a blocked one, its
     storage and what it stands for."""
     fmt = value.node.formats.get(str(value.index), plain)
@@ -175,9 +172,10 @@ def _desc(value: Value, plain: str = "") -> str:
     if fmt in BLOCKED:
         stored = _sizes(storage_dims(fmt, value.shape))
         plain = "ND" if fmt == MATRIX else "NCHW"
-        return f"Blocked({stored}, ge::FORMAT_{fmt}, {_dims(value)}, ge::FORMAT_{plain}, {dtype})"
+        dims, blocked = _sizes(value.shape), f", ge::FORMAT_{fmt}, "
+        return Text.of("Blocked(", stored, blocked, dims, f", ge::FORMAT_{plain}, {dtype})")
     given = f", ge::FORMAT_{fmt}" if fmt else ""
-    return f"Desc({_dims(value)}, {dtype}{given})"
+    return Text.of("Desc(", _sizes(value.shape), f", {dtype}{given})")
 
 
 def _dtype(dtype: torch.dtype) -> str:
@@ -192,26 +190,24 @@ _STORED = {
 }  # fmt: skip
 
 
-def _constant(node: Node, name: str) -> str:
+def _constant(node: Node, name: str) -> Text:
     value = node.outputs[0]
+    numbers: list[Any]
     if node.kind == "const":
         numbers = [literal(n, value.dtype) for n in node.attrs["numbers"]]
     else:
         sizes = node.attrs["sizes"]
-        numbers = [size_text(size) for size in (sizes if isinstance(sizes, tuple) else (sizes,))]
-    stored = _STORED[value.dtype]
-    listed = ", ".join(numbers) or "0"
-    return (
-        f'auto {name} = Constant<{stored}>("{name}", {_dims(value)}, {_dtype(value.dtype)}, '
-        f"{{{listed}}});"
-    )
+        numbers = [size_part(size) for size in (sizes if isinstance(sizes, tuple) else (sizes,))]
+    made = f'auto {name} = Constant<{_STORED[value.dtype]}>("{name}", '
+    listed = joined(", ", numbers or ["0"])
+    return Text.of(made, _sizes(value.shape), f", {_dtype(value.dtype)}, {{", listed, "});")
 
 
 def _operator(
     node: Node, names: Mapping[Node, str], prototype: Prototype, ports: PortNames
-) -> list[str]:
+) -> list[str | Text]:
     name = names[node]
-    chain: list[str] = []
+    chain: list[str | Text] = []
     for port in prototype.inputs:
         operand = node.inputs.get(port.name)
         if operand is not None:
@@ -221,7 +217,7 @@ def _operator(
                 node.kind, port.name, operand.ndim if isinstance(operand, Value) else 0
             )
             if isinstance(operand, Value) and fmt != "ND":
-                chain.append(f'.InDesc("{called}", {_desc(operand, fmt)})')
+                chain.append(Text.of(f'.InDesc("{called}", ', _desc(operand, fmt), ")"))
     for port in prototype.outputs:
         if port.arity == "many":
             chain.append(f'.DynamicOut("{port.name}", {len(node.outputs)})')
@@ -235,9 +231,9 @@ def _operator(
         fmt = plain_format(node.kind, given, output.ndim)
         if str(output.index) in node.formats or fmt != "ND":
             given = ports.get((node.kind, given), given)
-            chain.append(f'.OutDesc("{given}", {_desc(output, fmt)})')
+            chain.append(Text.of(f'.OutDesc("{given}", ', _desc(output, fmt), ")"))
     lines = _wrapped([f'auto {name} = Op("{name}", "{node.kind}")', *chain])
-    return lines + [f"{name}.AddControlInput({names[n]});" for n in node.after if n in names]
+    return [*lines, *(f"{name}.AddControlInput({names[n]});" for n in node.after if n in names)]
 
 
 def _inputs(port: str, operand: Operand, names: Mapping[Node, str], ports: PortNames) -> list[str]:
@@ -281,15 +277,15 @@ def _attr(spec: AttrSpec, value: Any) -> str:
     return str(value)
 
 
-def _wrapped(chain: Sequence[str]) -> list[str]:
+def _wrapped(chain: Sequence[str | Text]) -> list[Text]:
     """A chain of calls, broken where a line would be long."""
-    lines = [chain[0]]
+    lines = [Text.of(chain[0])]
     for call in chain[1:]:
         if len(lines[-1]) + len(call) > 94:
-            lines.append(f"    {call}")
+            lines.append(Text.of("    ", call))
         else:
-            lines[-1] += call
-    lines[-1] += ";"
+            lines[-1] = Text.of(lines[-1], call)
+    lines[-1] = Text.of(lines[-1], ";")
     return lines
 
 

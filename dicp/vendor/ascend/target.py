@@ -15,6 +15,7 @@ from dicp.graphop.builder import Builder
 from dicp.graphop.program import Graph, Item, Node, Slot
 from dicp.graphop.simulator import Headers
 from dicp.graphop.target import GraphTarget, GraphUnit
+from dicp.graphop.text import Text
 from dicp.target import Check, Facts, tensors_of
 from dicp.toolchain import address_of
 from dicp.torch_private import FakeTensorMode
@@ -111,8 +112,8 @@ class AscendTarget(GraphTarget):
     def render_graph(self, graph: Graph, config: Config) -> str:
         return render_graph(graph, self.installed(config).ports)
 
-    def render_static(self, graph: Graph, config: Config) -> tuple[str, str]:
-        return render_static(graph, self.installed(config).ports), ""
+    def render_static(self, graph: Graph, config: Config) -> tuple[Text, Text]:
+        return render_static(graph, self.installed(config).ports), Text.of("")
 
     def graph_options(self, graph: Graph, config: Config) -> str:
         return input_shapes(graph)

@@ -1,13 +1,13 @@
 """The C++ that builds an HLIR graph: one operator a line, grouped by the ATen call it is for.
 
 The builder numbers what it makes from 0; `opN` is the N-th. HLIR's sizes are static; those of a
-symbolic graph are expressions in the text, to be filled in (`graphop.sizes`).
+symbolic graph are expressions, which numbers replace before the text is compiled (`graphop.text`).
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +16,8 @@ import torch
 from dicp.graphop.literals import float_literal, literal
 from dicp.graphop.program import Graph, Node, Value
 from dicp.graphop.prototype import AttrSpec, ResultType
-from dicp.graphop.sizes import size_text
-from dicp.template import render_template
+from dicp.graphop.text import Text, joined, size_list, size_part
+from dicp.template import render_parts
 from dicp.vendor.tops.prototypes import DTYPES, OP_TYPES, PROTOTYPES
 
 FOLDER = Path(__file__).parent
@@ -49,16 +49,16 @@ def node_names(graph: Graph) -> dict[Node, str]:
     return names
 
 
-def stated_types(graph: Graph) -> str:
+def stated_types(graph: Graph) -> Text:
     """The type of each operator that the builder makes, in lines, for the simulator to compare."""
-    types: list[str] = []
+    types: list[str | Text] = []
     for node in graph.nodes:
-        found = [f"{DTYPES[v.dtype]}[{_sizes(v.shape)}]" for v in node.outputs]
+        found = [Text.of(DTYPES[v.dtype], "[", size_list(v.shape, ","), "]") for v in node.outputs]
         types += found if len(node.outputs) == 1 else ["", *found]
-    return "\n".join(types)
+    return joined("\n", types)
 
 
-def render_graph(graph: Graph) -> str:
+def render_graph(graph: Graph) -> Text:
     """The source text of one graph; it does not depend on its name."""
     names = node_names(graph)
     blocks: list[dict[str, Any]] = []
@@ -70,7 +70,7 @@ def render_graph(graph: Graph) -> str:
         else:
             blocks.append({"comment": comment, "lines": lines})
     regions = sorted({r for n in graph.operators for r in n.attrs.get("regions", ())})
-    return render_template(
+    parts = render_parts(
         FOLDER / "graph.cpp.jinja",
         operators=len(graph.operators),
         entry=ENTRY,
@@ -78,6 +78,7 @@ def render_graph(graph: Graph) -> str:
         blocks=blocks,
         outputs=", ".join(value_name(r.value, names) for r in graph.outputs),
     )
+    return Text.of(*parts)
 
 
 def _region(name: str) -> dict[str, str]:
@@ -97,14 +98,14 @@ def value_name(value: Value, names: Mapping[Node, str]) -> str:
     return f"op{int(name[2:]) + value.index}"
 
 
-def _lines(node: Node, names: Mapping[Node, str]) -> list[str]:
+def _lines(node: Node, names: Mapping[Node, str]) -> list[str | Text]:
     name = names[node]
     if node.kind in ("input", "seed", "sizes"):
-        return [f"Op {name} = b->CreateInput({_type(node.outputs[0])});"]
+        return [Text.of(f"Op {name} = b->CreateInput(", _type(node.outputs[0]), ");")]
     if node.kind == "const":
         return _constant(node, name)
     prototype = PROTOTYPES[node.kind]
-    arguments: list[str] = [] if prototype.inputs else ["b"]
+    arguments: list[str | Text] = [] if prototype.inputs else ["b"]
     for port in prototype.inputs:
         operand = node.inputs[port.name]
         if isinstance(operand, Value):
@@ -113,21 +114,27 @@ def _lines(node: Node, names: Mapping[Node, str]) -> list[str]:
             arguments.append(_braced(value_name(v, names) for v in operand))
     arguments += [_attr(node, spec) for spec in prototype.attrs]
     if len(node.outputs) == 1:
-        lines = [f"Op {name} = builder::{node.kind}({', '.join(arguments)});"]
+        lines = [_made(name, node.kind, arguments)]
         if node.kind in OP_TYPES:
             kind = OP_TYPES[node.kind]
             lines.append(f'{name}.SetAttribute("op_type", builder::Attribute("{kind}"));')
         return lines
     first = int(name[2:])
     tuple_name = f"op{first - 1}"
-    lines = [f"Op {tuple_name} = builder::{node.kind}({', '.join(arguments)});"]
-    return lines + [
-        f"Op op{first + k} = builder::GetTupleElement({tuple_name}, {k});"
-        for k in range(len(node.outputs))
+    return [
+        _made(tuple_name, node.kind, arguments),
+        *(
+            f"Op op{first + k} = builder::GetTupleElement({tuple_name}, {k});"
+            for k in range(len(node.outputs))
+        ),
     ]
 
 
-def _attr(node: Node, spec: AttrSpec) -> str:
+def _made(name: str, kind: str, arguments: Sequence[str | Text]) -> str | Text:
+    return Text.of(f"Op {name} = builder::{kind}(", joined(", ", arguments), ");")
+
+
+def _attr(node: Node, spec: AttrSpec) -> str | Text:
     value = node.attrs[spec.name]
     if isinstance(value, ResultType):
         return _type(node.outputs[0])
@@ -141,40 +148,37 @@ def _attr(node: Node, spec: AttrSpec) -> str:
         case "ListString":
             return _braced(json.dumps(v) for v in value)
         case "ListInt":
-            return _braced(map(size_text, value))
+            return _braced(map(size_part, value))
         case "Lists":
-            text = ", ".join(
-                _braced(map(size_text, v)) if isinstance(v, (list, tuple)) else size_text(v)
+            items = [
+                _braced(map(size_part, v)) if isinstance(v, (list, tuple)) else size_part(v)
                 for v in value
-            )
+            ]
             struct_name = STRUCTS.get(node.kind) if spec.name == "dims" else None
-            return f"builder::{struct_name}({text})" if struct_name else f"{{{text}}}"
-    return size_text(value)
+            if struct_name is None:
+                return _braced(items)
+            return Text.of(f"builder::{struct_name}(", joined(", ", items), ")")
+    return Text.of(size_part(value))
 
 
-def _type(value: Value) -> str:
+def _type(value: Value) -> Text:
     element = f"PrimitiveType::{DTYPES[value.dtype]}()"
-    return (
-        f"Type({_braced(map(size_text, value.shape))}, {element})"
-        if value.ndim
-        else f"Type({element})"
-    )
+    sizes = [_braced(map(size_part, value.shape)), ", "] if value.ndim else []
+    return Text.of("Type(", *sizes, element, ")")
 
 
-def _sizes(sizes: Sequence[Any]) -> str:
-    return ",".join(map(size_text, sizes))
+def _braced(items: Iterable[object]) -> Text:
+    return Text.of("{", joined(", ", items), "}")
 
 
-def _braced(items: Any) -> str:
-    return "{" + ", ".join(items) + "}"
-
-
-def _constant(node: Node, name: str) -> list[str]:
+def _constant(node: Node, name: str) -> list[str | Text]:
     value = node.outputs[0]
     numbers = ", ".join(literal(n, value.dtype) for n in node.attrs["numbers"]) or "0"
     return [
         f"{STORED[value.dtype]} {name}_data[] = {{{numbers}}};",
-        f"Op {name} = builder::Const(b, static_cast<void*>({name}_data), {_type(value)});",
+        Text.of(
+            f"Op {name} = builder::Const(b, static_cast<void*>({name}_data), ", _type(value), ");"
+        ),
     ]
 
 

@@ -15,6 +15,7 @@ from dicp.graphop.rewrite import rewritten
 from dicp.graphop.rules import RULES
 from dicp.graphop.simulator import Headers
 from dicp.graphop.target import GraphTarget, GraphUnit
+from dicp.graphop.text import Text
 from dicp.target import Check, Facts, tensors_of
 from dicp.toolchain import address_of
 from dicp.torch_private import FakeTensorMode
@@ -94,10 +95,13 @@ class TopsTarget(GraphTarget):
     # ---- source, binary, run --------------------------------------------------------------------
 
     def render_graph(self, graph: Graph, config: Config) -> str:
-        return render_graph(graph)
+        return render_graph(graph).shown()
 
     def graph_options(self, graph: Graph, config: Config) -> str:
-        return stated_types(graph)
+        return stated_types(graph).shown()
+
+    def render_static(self, graph: Graph, config: Config) -> tuple[Text, Text]:
+        return render_graph(graph), stated_types(graph)
 
     def node_names(self, graph: Graph) -> Mapping[Node, str]:
         return node_names(graph)
