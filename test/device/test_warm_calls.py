@@ -129,7 +129,9 @@ print("all well")
 """
 
 
-@pytest.mark.parametrize("program", [GAPS, OVER_INPUTS, TWO_DEVICES], ids=["gaps", "over_inputs", "two_devices"])
+@pytest.mark.parametrize(
+    "program", [GAPS, OVER_INPUTS, TWO_DEVICES], ids=["gaps", "over_inputs", "two_devices"]
+)
 def test_warm_calls(run: Any, program: str) -> None:
     """Inputs with gaps are copied without Python; memory is that of the inputs' device."""
     done = run(program, DIPU_MOCK_CUDA="false", DIPU_SIMULATED_DEVICES="2")
