@@ -12,8 +12,8 @@ import sympy
 import torch
 
 from dicp.codegen.spelling import SHARED, VARIANTS, combine, operator, take
+from dicp.codegen.thresholds import LINE_BYTES, STACK_BYTES
 from dicp.codegen.types import (
-    STACK_BYTES,
     STORAGE_TYPE,
     VALUE_TYPE,
     conversion,
@@ -29,9 +29,6 @@ from dicp.loop.ir.expr import Checked, Convert, Expr, Named, Read, Ref
 from dicp.loop.ir.index import FloorDiv, Index, Mod, Size, contiguous_strides, flatten, variable
 from dicp.loop.ir.kernel import Kernel, Let, Reduce, Scan, ScratchStore, Store
 from dicp.loop.ir.ops import INDEX_CHECKS
-
-LINE_BYTES = 64
-"""Bytes of a cache line: a non-temporal store of whole lines does not read them first."""
 
 
 class Emitter(Values[int]):

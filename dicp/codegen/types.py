@@ -29,9 +29,6 @@ STORAGE_TYPE = VALUE_TYPE | {
 """Element types in memory. 16-bit floats are stored as bits and bools as bytes, both widened on
 load: loops that load or store `bool` are not vectorized."""
 
-STACK_BYTES = 1 << 16
-"""The most one kernel's arrays take of a thread's stack, which may be as small as 512 KiB."""
-
 
 def widened(place: str, dtype: torch.dtype) -> str:
     """The element at `place` as a value: 16-bit floats as float, a boolean's byte as a test."""

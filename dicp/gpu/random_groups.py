@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import torch
 
+from dicp.gpu.thresholds import ACCESS_BYTES
 from dicp.loop.ir import expr as ir
 from dicp.loop.ir.expr import Const, Expr
 from dicp.loop.ir.index import Index, Var, quotient
@@ -16,8 +17,6 @@ from dicp.loop.ir.ops import float32
 WORD = 32
 UNIT = 24
 """Bits of a word (WORD), and the number of them that a uniform number keeps (UNIT)."""
-WIDEST = 16
-"""Bytes of a thread's widest store."""
 
 
 def split(index: Index, neighbours: int) -> tuple[Index, Var] | None:
@@ -70,7 +69,7 @@ def limited_stores(kernel: Kernel, inner: Sequence[Var]) -> dict[Store, int]:
     last = [*kernel.parallel, *kernel.reduction][-1:]
     moved = [s.ref for s in kernel.stores() if s.index.variables().issuperset(last)]
     moved += [r.ref for r in kernel.reads() if r.index.variables().issuperset(last)]
-    most = WIDEST // max((ref.dtype.itemsize for ref in moved), default=1)
-    stores = [s for s in kernel.stores() if not s.op and s.ref.dtype.itemsize * most < WIDEST]
+    most = ACCESS_BYTES // max((ref.dtype.itemsize for ref in moved), default=1)
+    stores = [s for s in kernel.stores() if not s.op and s.ref.dtype.itemsize * most < ACCESS_BYTES]
     adjacent = len(inner) == 1
     return {s: most for s in stores if adjacent and s.index.coefficient(inner[0]) == 1}

@@ -1,4 +1,4 @@
-"""The limits of caches and analyses of graph-operator programs."""
+"""The limits of caches and analyses of graph-operator programs. None depends on a machine."""
 
 from __future__ import annotations
 

@@ -37,8 +37,7 @@ HEAVY = 16
 much are kept rather than computed again."""
 MAX_BODY = 400
 """Expression nodes that inlining may add to one reader: bounds text and compile time."""
-MAX_TABLE_COST = 3
-TABLE_USES = 16
+MAX_TABLE_COST, TABLE_USES = 3, 16
 """A value that loads nothing, is used this often per element and costs more than MAX_TABLE_COST is
 stored, not inlined (interpolation weights)."""
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from dicp.codegen.emitter import LINE_BYTES
+from dicp.codegen.thresholds import LINE_BYTES
 from dicp.loop.ir.access import Access
 from dicp.loop.ir.expr import Read
 from dicp.loop.ir.index import Indirect, Size, Var

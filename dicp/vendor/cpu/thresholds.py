@@ -226,3 +226,11 @@ SHORTEST = 3e-4
 UNIT_TEXT = 8_000
 """Characters of kernel text that justify a translation unit of their own: they compile in about
 0.1 s, and the compiler starts in 0.05 s."""
+
+# ---- limits of kernels ----------------------------------------------------------------------
+
+MAX_HEAD = 256
+"""The largest head size that the attention kernels support (`d_most_depth` in attention.h)."""
+ONEDNN_PADDING, ONEDNN_TAPS = 3, 7
+"""Most columns of padding of a convolution that oneDNN's kernel for AVX2 takes, and most taps of a
+row where the stride is not 1 (oneDNN, jit_avx2_conv_kernel)."""

@@ -28,12 +28,9 @@ from dicp.config import environment
 from dicp.gpu.index_width import needs_wide
 from dicp.serialize import evaluate_size
 from dicp.torch_private import disable_current_modes
-from dicp.vendor.triton.thresholds import MAX_PROGRAMS
+from dicp.vendor.triton.thresholds import MAX_BLOCK, MAX_PROGRAMS, MAX_TILE_ELEMENTS
 
 DEVICE_FUNCTIONS = Path(__file__).parent / "device.py"
-MAX_BLOCK = 1 << 16
-MAX_TILE_ELEMENTS = 1 << 20
-"""Most elements of a tile that Triton accepts."""
 
 HOST_FUNCTIONS: dict[str, Callable[..., torch.Tensor]] = {
     name: getattr(torch, name)

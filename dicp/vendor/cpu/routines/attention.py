@@ -13,10 +13,9 @@ from dicp.loop.lowering import Lowering, RuleTable, Value
 from dicp.loop.lowering.library import plain_attention, rows_of
 from dicp.torch_private import ATTENTION_BACKWARD, ATTENTION_FORWARD
 from dicp.vendor.cpu.routines.common import call, is_few, multiplies
+from dicp.vendor.cpu.thresholds import MAX_HEAD
 
 ATTENTION = RuleTable()
-MAX_HEAD = 256
-"""The largest head size the attention kernels support (`d_most_depth`)."""
 
 
 def _number(value: float) -> int:

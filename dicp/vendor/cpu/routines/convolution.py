@@ -23,7 +23,12 @@ from dicp.vendor.cpu.routines.common import (
 )
 from dicp.vendor.cpu.routines.depthwise import is_channels_last
 from dicp.vendor.cpu.routines.product import multiplied
-from dicp.vendor.cpu.thresholds import EAGER_IM2COL_PIXELS, MIN_CHANNELS
+from dicp.vendor.cpu.thresholds import (
+    EAGER_IM2COL_PIXELS,
+    MIN_CHANNELS,
+    ONEDNN_PADDING,
+    ONEDNN_TAPS,
+)
 from dicp.vendor.cpu.toolchain import has_feature
 
 aten = torch.ops.aten
@@ -156,12 +161,12 @@ def _skips_padding(x: Value, w: Value, groups: int) -> bool:
 def _in_own_kernel(axis: Axis) -> bool:
     """Whether oneDNN's own kernel takes the columns of a convolution; else patches are multiplied.
 
-    That for AVX2 has at most three columns of padding, and seven taps where the stride is not 1.
+    That for AVX2 has limits where the stride is not 1, and of the columns of padding.
     """
     _, _, taps, stride, padding, _ = axis
     if has_feature("avx512f") or not all(isinstance(n, int) for n in (taps, stride, padding)):
         return True
-    return bool(padding <= 3 and (taps <= 7 or stride == 1))
+    return bool(padding <= ONEDNN_PADDING and (taps <= ONEDNN_TAPS or stride == 1))
 
 
 def _problem(

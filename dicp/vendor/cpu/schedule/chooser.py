@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TypeGuard
 
-from dicp.codegen.emitter import LINE_BYTES
+from dicp.codegen.thresholds import LINE_BYTES
 from dicp.loop.ir import expr as ir
 from dicp.loop.ir.access import deep_variables
 from dicp.loop.ir.expr import Read, Ref
