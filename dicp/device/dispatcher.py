@@ -258,7 +258,7 @@ class Dispatcher:
         """Run the compiled operator, and where it is one native call, install it for the next."""
         schema = schema_of(op)
         signature = self.native.signature(schema.name, schema.overload_name, args, kwargs)
-        given = bound(op, args, kwargs)
+        given = _bound_for(form, op, args, kwargs)
         outs = [given[name] for name in form.outs]
         if outs or _keep_dtypes(op, given):  # which are the same if a number is a tensor
             given = _with_tensors_for_numbers(op, given)
@@ -314,7 +314,9 @@ class Dispatcher:
         if plan is None:
             return
         tensors = [one for one in given_inputs if isinstance(one, torch.Tensor)]
-        order = [place for name in given for place in _places(name, given[name])]
+        number_given = {"value"} if op in FILLS else set()
+        order = [place for name in given for place in _places(name, given[name])
+                 if name not in number_given]  # fmt: skip
         taken = [a.name for a in schema_of(form.op).arguments if a.name in given]
         names = [place for name in taken for place in _places(name, given[name])]
         numbers = [a for a in schema_of(op).arguments if _is_number_for_tensor(a, given[a.name])]
@@ -330,16 +332,20 @@ class Dispatcher:
             if view is not None or not given_as_made or not _laid_out(out, strides):
                 return
             outputs[number]["argument"] = order.index((name, 0))
+        constants = {s: tensors[p] for s, p in plan.inputs if names[p] not in order}
+        table = list(plan.table)
+        for slot, number in constants.items():  # part of the signature
+            table[slot] = number.data_ptr()
         kept = {
-            "run": plan.run, "launches": plan.launches, "count": plan.count, "table": plan.table,
+            "run": plan.run, "launches": plan.launches, "count": plan.count, "table": table,
             "inputs": [
                 {"slot": s, "argument": order.index(names[p]), "copied": copied[p]}
-                for s, p in plan.inputs
+                for s, p in plan.inputs if names[p] in order
             ],
             "workspace": plan.workspace[0], "parts": plan.workspace[1],
             "outputs": outputs, "aliases": plan.aliases,
             "results": compiled.form.in_place(plan.results, (-1, None)),
-            "pointwise": torch.Tag.pointwise in form.op.tags, "keep": plan.keep,
+            "pointwise": torch.Tag.pointwise in form.op.tags, "keep": (plan.keep, constants),
             "bytes": sum(t.numel() * t.element_size() for t in tensors),
         }  # fmt: skip
         self.native.install(schema_of(op).name, schema_of(op).overload_name, signature, kept)
@@ -378,7 +384,7 @@ class Dispatcher:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> Any:
-        given = bound(op, args, kwargs)
+        given = _bound_for(form, op, args, kwargs)
         outs = [given[name] for name in form.outs]
         positional, named = _arguments_of(form.op, inputs_of(form, given, outs))
         result = rule(*positional, **named)
@@ -421,7 +427,10 @@ class Dispatcher:
         return self._functional[op]
 
 
+FILLS = {torch.ops.aten.fill_.Scalar: torch.ops.aten.fill.Tensor}
+"""Operators whose number becomes a tensor: one program for any number."""
 HELPERS = {
+    **FILLS,
     torch.ops.aten._cummax_helper.default: torch.ops.aten.cummax.default,
     torch.ops.aten._cummin_helper.default: torch.ops.aten.cummin.default,
 }
@@ -484,14 +493,26 @@ def bound(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dic
     return found
 
 
+def _bound_for(
+    form: Functional, op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> dict[str, Any]:
+    """As `bound`. Eager converts the number of a fill, or raises its own error."""
+    given = bound(op, args, kwargs)
+    if op in FILLS:
+        given["value"] = torch.full(
+            (), given["value"], dtype=given[form.outs[0]].dtype, device="cpu"
+        )
+    return given
+
+
 def _with_tensors_for_numbers(op: OpOverload, given: Mapping[str, Any]) -> dict[str, Any]:
     """Numbers given for tensors become tensors, so that code is compiled for any number."""
     changed = dict(given)
     for argument in schema_of(op).arguments:
         value = given[argument.name]
         if _is_number_for_tensor(argument, value):
-            kind = torch.float64 if isinstance(value, float) else None
-            changed[argument.name] = torch.tensor(value, dtype=kind)
+            kind = {float: torch.float64, complex: torch.complex128}.get(type(value))
+            changed[argument.name] = torch.tensor(value, dtype=kind, device="cpu")
     return changed
 
 

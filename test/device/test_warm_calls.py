@@ -47,6 +47,31 @@ entered.clear()
 for divisor in (2, 3, 5):  # the divisor is data: one program for all
     assert torch.equal((inputs("dipu")[2] // divisor).cpu(), inputs("cpu")[2] // divisor)
 assert not entered, entered
+dipu = torch_dipu.dipu
+del given, found
+held = dipu.memory_allocated()
+square = inputs("cpu")[0][:, :4]
+given = square.to("dipu")
+for _ in range(3):  # equal sizes, other strides
+    torch.testing.assert_close([given.sum(0).cpu(), given.t().sum(0).cpu()],
+                               [square.sum(0), square.t().sum(0)])
+for number in range(12):  # the number is data
+    assert torch.equal(given.fill_(number / 8).cpu(), torch.full((4, 4), number / 8))
+forms = [v for key, v in dispatcher.compiler._found.items() if "fill" in str(key[0])]
+assert [len(variants) for variants in forms] == [1], forms
+del given
+assert dipu.memory_allocated() == held, dipu.memory_leaks()
+complex_ones = torch.ones(3, dtype=torch.complex128)
+for changed in ("mul_", "sub_", "fill_"):
+    found = getattr(complex_ones.to("dipu"), changed)(0.1 + 0.3j).cpu()
+    expected = getattr(complex_ones.clone(), changed)(0.1 + 0.3j)
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-15, msg=changed)
+try:
+    torch.ones(2, dtype=torch.int8, device="dipu").fill_(300)
+except RuntimeError as error:
+    assert "without overflow" in str(error), error
+else:
+    raise AssertionError("300 is no int8")
 print("all well")
 """
 )
@@ -130,7 +155,9 @@ print("all well")
 
 
 @pytest.mark.parametrize(
-    "program", [GAPS, OVER_INPUTS, TWO_DEVICES], ids=["gaps", "over_inputs", "two_devices"]
+    "program",
+    [GAPS, OVER_INPUTS, TWO_DEVICES],
+    ids=["gaps", "over_inputs", "two_devices"],
 )
 def test_warm_calls(run: Any, program: str) -> None:
     """Inputs with gaps are copied without Python; memory is that of the inputs' device."""
