@@ -175,6 +175,19 @@ snapshot = dipu.memory_snapshot()
 assert any(b["address"] == block.data_ptr() for s in snapshot for b in s["blocks"])
 del block
 assert dipu.memory_allocated() == held
+dipu.empty_cache()
+free, total = dipu.mem_get_info()
+large = torch.empty(64 << 20, dtype=torch.uint8, device="dipu")
+assert free - dipu.mem_get_info()[0] >= 64 << 20
+del large
+dipu.empty_cache()
+assert dipu.mem_get_info() == (free, total)
+try:
+    torch.empty(total + 1, dtype=torch.uint8, device="dipu")
+except torch.OutOfMemoryError as error:
+    assert f"requested {total + 1} bytes" in str(error), error
+else:
+    raise AssertionError("more memory than the chip has")
 dipu.set_per_process_memory_fraction(0.001)
 limit = int(dipu.mem_get_info()[1] * 0.001)
 try:
@@ -818,6 +831,8 @@ CALLS = {  # each returns its result, and the tensor that this must be
     "decomposed": lambda x, w: (lambda r: (torch.softmax(x, 1, out=r), r))(torch.empty_like(x)),
     "decomposed and resized": lambda x, w: (lambda r: (torch.softmax(x, 0, out=r), r))(empty(x)),
     "over what it reads": lambda x, w: (torch.ops.aten.flip.out(x, [0, 1], out=x), x),
+    "resized by the CPU, in columns": lambda x, w: (lambda q, r: (
+        torch.linalg.qr(x, out=(q, r))[0], q))(empty(x), empty(x)),
     "in place": lambda x, w: (x.mul_(3), x),
     "in place, numbers promoted": lambda x, w: (lambda h: (h.add_(1e-3), h))(x.half()),
     "in place on a view": lambda x, w: (x[1:, ::2].cumsum_(1), None),
