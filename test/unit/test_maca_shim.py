@@ -153,6 +153,11 @@ def checked() -> Iterator[Emulation]:
     yield Emulation(maca_checked=True)
 
 
+@pytest.fixture(scope="module")
+def unchecked() -> Iterator[Emulation]:
+    yield Emulation()
+
+
 @pytest.fixture(scope="module", params=["64", "32", "64, checked"])
 def any_wave(request: pytest.FixtureRequest) -> Iterator[Emulation]:
     wave, *more = request.param.split(", ")
@@ -164,6 +169,11 @@ def test_what_is_wrong_is_found(name: str, checked: Emulation) -> None:
     status = checked.status(name, np.zeros(2048, np.int64))
     assert status[0] == WRONG[name]
     assert SAID.get(name, "") in ERRORS[status[0]].format(*status)
+
+
+@pytest.mark.parametrize("name", [name for name in WRONG if WRONG[name] in (16, 17, 18, 22)])
+def test_what_is_found_without_the_checking_mode(name: str, unchecked: Emulation) -> None:
+    assert unchecked.status(name, np.zeros(2048, np.int64))[0] == WRONG[name]
 
 
 def test_every_error_has_a_test() -> None:

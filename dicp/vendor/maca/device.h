@@ -29,7 +29,9 @@ typedef int64_t d_index;
 #endif
 #ifndef D_CHECKED
 template <class T> using d_global = T*;
+#ifndef D_HOST
 template <class T, int N> using d_shared = T[N];
+#endif
 #endif
 
 // ---- cheaper forms of operators (dicp/gpu/precision.py) ------------------------------------------

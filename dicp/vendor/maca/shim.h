@@ -2,8 +2,9 @@
 // thread after thread in a plain loop, which the compiler may vectorize; in others every thread has
 // a stack of its own, and gives way to the next at each barrier and each exchange within its wave.
 //
-// With D_CHECKED, shared and global memory record who accessed them: what would be a data race on
-// the device, and accesses out of range, are errors of the launch.
+// What waits at different barriers, and accesses out of range of shared memory, are errors of the
+// launch. With D_CHECKED, shared and global memory record who accessed them: what would be a data race
+// on the device is one, too.
 #pragma once
 #define D_HOST
 #define D_EXP2(x) __builtin_exp2f(x)
@@ -208,6 +209,15 @@ template <int N, class T, class F> static T d_in_group(T x, F all, int line) {
 
 #ifdef D_CHECKED
 #include "checked.h"
+#else
+template <class T, int N> struct d_shared {
+  T elements[N];
+  T& operator[](long k) {
+    const bool inside = k >= 0 && k < N;
+    if (!inside) d_wrong(D_SHARED_RANGE, d_current, k, N);
+    return elements[inside ? k : 0];
+  }
+};
 #endif
 template <class T> static T& d_atomic_place(T* to, long at) { return to[at]; }
 

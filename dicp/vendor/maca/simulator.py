@@ -25,7 +25,7 @@ FLAGS = (
 )  # fmt: skip
 OPTIONS = (
     vendor_option("maca_checked", BOOLEAN, "DICP_MACA_CHECKED",
-                  "whether the emulation looks for data races and accesses out of range",
+                  "whether the emulation looks for data races and for lanes past a wave",
                   default=False),
     vendor_option("maca_wave", COUNT, "DICP_MACA_WAVE", "lanes of the emulation's waves: 64 or 32",
                   default=GPU.lanes),
