@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import re
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator
@@ -226,7 +227,7 @@ def test_the_kernel_that_the_compiler_refuses_is_named(toolkit: Path, tmp_path: 
 
 
 def test_kernels_are_compiled_once_for_a_compiler_and_an_architecture(
-    toolkit: Path, tmp_path: Path
+    toolkit: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plan = plan_of(torch.relu, torch.ones(40, 25))
     compiler = toolkit / "mxgpu_llvm" / "bin" / "mxcc"
@@ -247,6 +248,10 @@ def test_kernels_are_compiled_once_for_a_compiler_and_an_architecture(
     assert [compilations(), compilations()] == [1, 0]
     compiler.write_text(before)
     assert compilations() == 0
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    for chip in ("MetaX C500", "MetaX C600"):  # native is another architecture
+        monkeypatch.setattr(torch.cuda, "get_device_name", lambda name=chip: name)
+        assert [compilations(), compilations()] == [1, 0]
 
 
 def test_a_missing_runtime_library_is_named_with_its_paths(toolkit: Path, tmp_path: Path) -> None:
@@ -294,6 +299,25 @@ def test_doctor_reports_compiler_library_and_chip(
         "device": "MetaX C500",
     }  # fmt: skip
     assert all(c.ok for c in checks)
+
+
+def test_the_emulation_needs_no_toolkit_beside_a_gpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    asked = {runs_on: config_with(tmp_path, runs_on=runs_on) for runs_on in ("auto", "simulator")}
+    keys = {runs_on: MacaTarget().fingerprint(config) for runs_on, config in asked.items()}
+    assert keys["auto"] != keys["simulator"] == MacaTarget().fingerprint(asked["simulator"])
+    assert MacaTarget().simulated(asked["simulator"]) and not MacaTarget().simulated(asked["auto"])
+    checks = {c.name: c.ok for c in MacaTarget().doctor(asked["simulator"])}
+    assert checks == {"mxcc": True, "runtime library": True, "simulator": True, "build": True}
+
+
+def test_doctor_reports_the_compiler_for_an_nvidia_gpu(tmp_path: Path) -> None:
+    checks = {c.name: c for c in MacaTarget().doctor(config_with(tmp_path, maca_nvidia=90))}
+    assert checks["NVRTC"].ok and re.fullmatch(r"nvrtc \d+\.\d+", checks["NVRTC"].detail)
+    assert "mxcc" not in checks
+    assert re.search(r"libcuda\.so|^cuLaunchKernel$", checks["runtime library"].detail)
 
 
 def test_dynamo_knows_both_names() -> None:

@@ -140,10 +140,10 @@ class Simulator:
         """Unit key -> its library, loaded before or now; units without an entry are missing."""
         found: dict[str, NativeLibrary] = {}
         for key in dict.fromkeys(units.values()):
-            entry = entry_of(key) if self._libraries.find(key) is None else None
-            names = [name for name in units if units[name] == key]
             library = self._libraries.find(key)
-            if library is None and entry is not None:
+            entry = entry_of(key) if library is None else None
+            if entry is not None:
+                names = [name for name in units if units[name] == key]
                 open_it = partial(host.load_library, TARGET, entry, symbols(names))
                 library = self._libraries.load(key, open_it)
             if library is not None:

@@ -33,8 +33,8 @@ from dicp.vendor.maca.render.kernel import render
 from dicp.vendor.maca.simulator import OPTIONS as SIMULATOR_OPTIONS
 from dicp.vendor.maca.simulator import Simulator, host_compiler
 from dicp.vendor.maca.toolchain import OPTIONS as DEVICE_OPTIONS
-from dicp.vendor.maca.toolchain import device_compiler, driver_api, find_mxcc
-from dicp.vendor.maca.units import Compiler, Units, unit_text
+from dicp.vendor.maca.toolchain import device_compiler, driver_api
+from dicp.vendor.maca.units import Units, unit_text
 
 
 class MacaLowering(GpuLowering):
@@ -115,22 +115,25 @@ class MacaTarget(GpuTarget):
     # ---- identity and health --------------------------------------------------------------------
 
     def simulated(self, config: Config) -> bool:
-        return not torch.cuda.is_available()
+        return config.runs_on == "simulator" or not torch.cuda.is_available()
 
     def fingerprint(self, config: Config) -> str:
-        find: Callable[..., Compiler] = host_compiler if self.simulated(config) else device_compiler
-        return key_of(find(config).identity, str(torch.are_deterministic_algorithms_enabled()))
+        # Graphs on the host run on the emulation beside a GPU, too: either compiler may be missing.
+        found = [_checked("host", lambda: host_compiler(config).identity).detail]
+        if not self.simulated(config):
+            found.append(_checked("device", lambda: device_compiler(config).identity).detail)
+        return key_of(*found, str(torch.are_deterministic_algorithms_enabled()))
 
     def doctor(self, config: Config) -> list[Check]:
+        compiler = "NVRTC" if config.vendor["maca_nvidia"] else "mxcc"
         checks = [
-            _checked("mxcc", lambda: find_mxcc(config).version),
+            _checked(compiler, lambda: device_compiler(config).version),
             _checked("runtime library", lambda: self._driver(config).api.launch),
         ]
-        if torch.cuda.is_available():
+        if not self.simulated(config):
             return [*checks, Check("device", True, torch.cuda.get_device_name())]
         allowed = config.runs_on != "device"
-        detail = "no GPU: CPU tensors are run by an emulation"
-        # Without a device nothing but the host's compiler is needed.
+        detail = "CPU tensors are run by an emulation, which needs the host's compiler alone"
         missing = [Check(c.name, allowed, c.detail, c.fix) for c in checks]
         return [
             *missing, Check("simulator", allowed, detail, "Set runs_on=auto (DICP_RUNS_ON)."),
@@ -147,8 +150,7 @@ def _checked(name: str, find: Callable[[], str]) -> Check:
 
 
 def _test_build(config: Config) -> str:
-    text = unit_text({"test": TEST_KERNEL}, {})
-    host_compiler(config).compile(text, ["test"])
+    host_compiler(config).compile(unit_text({"test": TEST_KERNEL}, {}), ["test"])
     return "a test kernel compiles"
 
 

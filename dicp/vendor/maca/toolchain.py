@@ -18,13 +18,12 @@ from dicp.errors import CompilerError, ToolchainError
 from dicp.gpu.build import Variant
 from dicp.gpu.module_driver import DriverApi
 from dicp.vendor.maca.facts import GPU
-from dicp.vendor.maca.units import TARGET, UNIT, Compiler, header_texts
+from dicp.vendor.maca.units import TARGET, UNIT, header_texts
 
 COMPILER = Path("mxgpu_llvm", "bin", "mxcc")
-MACA_PATH = "/opt/maca"
 OPTIONS = (
     vendor_option("maca_path", PATH, "MACA_PATH", "the folder of the MACA toolkit",
-                  default=Path(MACA_PATH), changes_code=False),
+                  default=Path("/opt/maca"), changes_code=False),
     vendor_option("maca_flags", WORDS, "DICP_MACA_FLAGS",
                   "further flags of mxcc; --offload-arch=.. names a chip that is not at hand",
                   default=("--offload-arch=native",)),
@@ -59,7 +58,8 @@ class Mxcc:
 
     @property
     def identity(self) -> str:
-        return key_of(self.version, *self.command, *self.defines, *header_texts().values())
+        chip = torch.cuda.get_device_name() if torch.cuda.is_available() else ""  # of arch=native
+        return key_of(self.version, chip, *self.command, *self.defines, *header_texts().values())
 
     def compile(self, text: str, names: Sequence[str]) -> bytes:
         command = [*self.command, *self.defines, UNIT, "-o", host.OUTPUT]
@@ -67,10 +67,7 @@ class Mxcc:
 
 
 def find_mxcc(config: Config, defines: tuple[str, ...] = ()) -> Mxcc:
-    """The compiler of the MACA toolkit.
-
-    Raises ToolchainError, which names the path looked for.
-    """
+    """MACA's compiler. Raises ToolchainError, which names the path looked for."""
     root = Path(config.vendor["maca_path"])
     path = root / COMPILER
     if not path.exists():
@@ -95,10 +92,14 @@ class Nvrtc:
         return (f"--gpu-architecture=sm_{self.arch}", "--std=c++17", *self.defines)
 
     @property
-    def identity(self) -> str:
+    def version(self) -> str:
         major, minor = ctypes.c_int(), ctypes.c_int()
         _nvrtc().nvrtcVersion(ctypes.byref(major), ctypes.byref(minor))
-        return key_of(f"nvrtc {major.value}.{minor.value}", *self.flags, *header_texts().values())
+        return f"nvrtc {major.value}.{minor.value}"
+
+    @property
+    def identity(self) -> str:
+        return key_of(self.version, *self.flags, *header_texts().values())
 
     def compile(self, text: str, names: Sequence[str]) -> bytes:
         library, program, headers = _nvrtc(), ctypes.c_void_p(), header_texts()
@@ -116,7 +117,7 @@ class Nvrtc:
             library.nvrtcDestroyProgram(ctypes.byref(program))
 
 
-def device_compiler(config: Config, defines: tuple[str, ...] = ()) -> Compiler:
+def device_compiler(config: Config, defines: tuple[str, ...] = ()) -> Mxcc | Nvrtc:
     """The compiler for the device that the options name. Raises ToolchainError."""
     arch = config.vendor["maca_nvidia"]
     return Nvrtc(arch, defines) if arch else find_mxcc(config, defines)
@@ -139,10 +140,7 @@ def driver_api(config: Config) -> tuple[DriverApi, tuple[str, ...], int, str]:
 
 @lru_cache(maxsize=1)
 def _nvrtc() -> Any:
-    """NVRTC's library: the one that PyTorch has loaded, or one on the loader's path.
-
-    Raises ToolchainError.
-    """
+    """The library that PyTorch has loaded, or one on the loader's path. Raises ToolchainError."""
     folder = Path(torch.__file__).parents[1] / "nvidia"
     near = [str(path) for path in sorted(folder.glob("*/lib/libnvrtc.so.1?"))]
     for name in (*NVRTC_LIBRARIES, *near):
