@@ -3,6 +3,9 @@
 capture     Dynamo's graph -> forward and backward or inference graphs, by AOTAutograd
 partition   nodes that depend on data run eagerly, between regions that are compiled
 passes      canonicalize, fuse, assign layouts
+
+and the target's stages (`stages.py`):
+
 lower       graph -> the target's program
 render      program -> source text
 build       source text -> artifact, by the target's compiler
@@ -59,9 +62,10 @@ from dicp.dynamo_bridge.passes.complex_pairs import COMPLEX_PAIRS
 from dicp.dynamo_bridge.passes.freeze import split_frozen, static_positions
 from dicp.dynamo_bridge.provenance import DYNAMO, dynamo_nodes
 from dicp.dynamo_bridge.specialize import Sizes, Sources, symbol_sources, traced_sizes
+from dicp.dynamo_bridge.stages import Stages
 from dicp.operator_choice import OperatorChoice, hidden
 from dicp.origin import Place, mark_lines, user_places
-from dicp.target import Artifact, Executable, LowerContext, Target
+from dicp.target import Executable, Target
 
 T = TypeVar("T")
 
@@ -124,6 +128,7 @@ class Compilation(GraphCompiler):
     ) -> None:
         self.gm, self.target, self.config, self.on_report = gm, target, config, on_report
         self.cache = Cache.open(config)
+        self.stages = Stages(target, config, self.cache)
         self.inspected = active_inspector() is not None
         # A dump and an inspector need every stage to run: no compiled graph is loaded.
         self.stored = None if self.inspected or config.dump is not None else self.cache
@@ -249,13 +254,13 @@ class Compilation(GraphCompiler):
         sources, nodes, kernels = dynamo_nodes(gm), len(report.nodes), len(report.kernels)
         captured = _copy(gm) if self.inspected else gm
         parts = self._passes(gm, info, observer)
-        built = [self._build(part, part_info, observer) for part, part_info in parts]
+        built = [self.stages.run(part, part_info, observer) for part, part_info in parts]
         artifact, run = built[-1]
         if len(built) == 2:
             return CompiledGraph(None, FrozenExecutable(once=built[0][1], rest=run))
         new_kernels = tuple(report.kernels[kernels:])
         if self.inspected:
-            inspected = gm, captured, info, new_kernels, self.target, self.config, self.cache, run
+            inspected = gm, captured, info, new_kernels, self.stages, run
             return CompiledGraph(None, InspectedGraph(*inspected))
         own_report = report.kind, tuple(report.nodes[nodes:]), new_kernels
         stored = StoredGraph(artifact, own_report, sources)
@@ -284,24 +289,6 @@ class Compilation(GraphCompiler):
             (rest, replace(info, static_inputs=static_positions(rest, info))),
         ]
 
-    def _build(
-        self, gm: fx.GraphModule, info: GraphInfo, observer: Observer
-    ) -> tuple[Artifact, Executable]:
-        """Run the target's stages: lower, render, build, load."""
-        target, config, report = self.target, self.config, observer.report
-        with observer.stage("lower"):
-            program = target.lower(gm, self._context(info))
-        report.nodes = [*report.nodes, *program.nodes]
-        report.kernels = [*report.kernels, *program.kernels()]
-        with observer.stage("render"):
-            source = target.render(program, config)
-        observer.program(target, program, source, gm)
-        with observer.stage("build"):
-            artifact = target.build(program, source, self.cache, config)
-        with observer.stage("load"):
-            run = target.load(artifact, self.cache, config)
-        return artifact, observer.timed(run, target, program, gm)
-
     def _restore(self, stored: StoredGraph, observer: Observer) -> Executable:
         """Load a graph from the cache, and report what its compilation reported."""
         with observer.stage("load"):
@@ -313,15 +300,11 @@ class Compilation(GraphCompiler):
         if not self.config.shape_buckets:
             return False
         for part, part_info in self._passes(_copy(gm), info):
-            refusal = self.target.padding_refusal(part, self._context(part_info))
+            refusal = self.target.padding_refusal(part, self.stages.context(part_info))
             if refusal is not None:
                 report.notes.append(f"shape buckets do not apply: {refusal}")
                 return False
         return True
-
-    def _context(self, info: GraphInfo) -> LowerContext:
-        static = frozenset(info.static_inputs)
-        return LowerContext(self.config, info.kind, static, self.target.name)
 
     def _compile_per_size(
         self, gm: fx.GraphModule, sources: Sources | None, info: GraphInfo, observer: Observer

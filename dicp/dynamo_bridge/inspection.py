@@ -8,15 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from torch import fx
 
-from dicp.cache import Cache
-from dicp.config import Config
 from dicp.dynamo_bridge.aot_graph import GraphInfo
-from dicp.target import Executable, KernelReport, LowerContext, Target
+from dicp.dynamo_bridge.observe import GraphReport, Observer
+from dicp.dynamo_bridge.stages import Stages
+from dicp.target import Executable, KernelReport, Target
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,10 +30,12 @@ class InspectedGraph:
     captured: fx.GraphModule
     info: GraphInfo
     kernels: tuple[KernelReport, ...]
-    target: Target
-    config: Config
-    cache: Cache
+    stages: Stages
     executable: Executable
+
+    @property
+    def target(self) -> Target:
+        return self.stages.target
 
     def __call__(self, inputs: list[Any]) -> Any:
         inspector = active_inspector()
@@ -43,12 +45,10 @@ class InspectedGraph:
 
     def compile(self, gm: fx.GraphModule) -> tuple[Executable, tuple[KernelReport, ...]]:
         """A changed copy of the lowered graph, compiled by the same target and options."""
-        static = frozenset(self.info.static_inputs)
-        context = LowerContext(self.config, self.info.kind, static, self.target.name)
-        program = self.target.lower(gm, context)
-        source = self.target.render(program, self.config)
-        artifact = self.target.build(program, source, self.cache, self.config)
-        return self.target.load(artifact, self.cache, self.config), tuple(program.kernels())
+        report = GraphReport(self.info.kind, "inspected")
+        silent = Observer(replace(self.stages.config, dump=None), report)
+        _, run = self.stages.run(gm, self.info, silent)
+        return run, tuple(report.kernels)
 
 
 class Inspector(Protocol):
