@@ -547,15 +547,30 @@ x = torch.ones(3, 4, device="dipu")
 with dipu.dump_op_args(2):
     torch.add(x, 3)
 torch.add(x, 4)
+with dipu.dump_op_args(3):
+    torch.sub(x, 5)
+dipu.dump_op_args(1)
+torch.mul(x, 6)
+dipu.dump_op_args(0)
+torch.mul(x, 7)
 """
 
 
 def test_dump(run: Any) -> None:
     lines = run(DUMPED, DIPU_MOCK_CUDA="false").stdout.splitlines()
-    assert re.fullmatch(r"\[dipu_add_out:6\]:add.out  \S+", lines[0]), lines
     assert lines[1].startswith("  add.out: self:numel:12, sizes:[3, 4]"), lines
     assert "  add.out: other:3" in lines and "  add.out: alpha:1" in lines
-    assert sum(line.startswith("[dipu_add_out") for line in lines) == 1
+    assert any(line.startswith("  add.out: out:numel:12") for line in lines), lines
+    calls = [line for line in lines if line.startswith("[dipu_")]
+    assert calls == [
+        "[dipu_add_out:6]:add.out  add.out", "[dipu_sub_out:9]:sub.out  sub.out",
+        "[dipu_mul_out:11]:mul.out  mul.out",
+    ]  # fmt: skip
+    values = lines[lines.index(calls[1]) : lines.index(calls[2])]
+    row = "[1., 1., 1., 1.]"
+    assert values[2:5] == [f"tensor([{row},", f"        {row},", f"        {row}])"], values
+    assert "  sub.out: other:5" in values
+    assert lines[-1] == calls[2], "level 1 has no arguments, level 0 no line"
 
 
 SETTINGS = """
