@@ -228,6 +228,25 @@ def test_gradients_of_many_keys_and_huge_scores(
     check_gradients(64, keys, largest, backend_name, Rule())
 
 
+@pytest.mark.parametrize("infinite", [math.inf, -math.inf])
+def test_rows_of_infinite_scores(infinite: float, backend_name: str) -> None:
+    """A row with a score of +inf is NaN; one of which all are -inf is hidden."""
+
+    def both(call: Any, dtype: torch.dtype) -> list[torch.Tensor]:
+        leaves = [each.to(dtype).requires_grad_() for each in given]
+        out = call(*leaves)
+        return [out.detach(), *torch.autograd.grad(out, leaves, towards.to(dtype))]
+
+    torch.manual_seed(0)
+    given = [torch.rand(2, 2, 9, 16), torch.randn(2, 2, 13, 16), torch.randn(2, 2, 13, 16)]
+    given[1][1, :, 4 if infinite > 0 else slice(None), 0] = infinite
+    towards = torch.randn(2, 2, 9, 16)
+    eager, exact = both(SDPA, torch.float32), both(SDPA, torch.float64)
+    got = both(torch.compile(SDPA, backend=backend_name), torch.float32)
+    for mine, theirs, real in zip(got, eager, exact, strict=True):
+        assert not check_tensor(mine, theirs, real, Rule(strides=False))
+
+
 def check_gradients(rows: int, keys: int, largest: float, backend_name: str, rule: Rule) -> None:
     """Probabilities that are recomputed from a log-sum-exp are off by its rounding error."""
 

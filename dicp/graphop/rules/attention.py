@@ -46,7 +46,12 @@ def _probabilities(g: Ops, scores: Value) -> Value:
     """softmax(scores); rows without any key get 0."""
     row_max = g.reduce("ReduceMax", scores, [3], True)
     probabilities = g.op("Softmax", scores, axes=[3])
-    return g.where(g.op("IsInf", row_max), 0.0, probabilities, scores.dtype)
+    return g.where(without_keys(g, row_max), 0.0, probabilities, scores.dtype)
+
+
+def without_keys(g: Ops, row_max: Value) -> Value:
+    """Whether every score of a row is -inf; a score of +inf makes its row NaN."""
+    return g.op("Equal", row_max, g.const(-math.inf, row_max.dtype))
 
 
 def _per_query(g: Ops, x: Value, q: Value) -> Value:
@@ -82,7 +87,7 @@ def attention(
     k, v = (_per_query(g, t, q) for t in (k, v))
     scores, _ = _scores(g, q, k, is_causal, attn_mask, scale)
     row_max = g.reduce("ReduceMax", scores, [3], True)
-    row_max = g.where(g.op("IsInf", row_max), 0.0, row_max, row_max.dtype)
+    row_max = g.where(without_keys(g, row_max), 0.0, row_max, row_max.dtype)
     total = g.reduce("ReduceSum", g.op("Exp", g.op("Sub", scores, row_max)), [3], True)
     lse = g.op("Add", g.op("Log", total), row_max)
     out = _product(g, g.cast(_probabilities(g, scores), v.dtype), v)

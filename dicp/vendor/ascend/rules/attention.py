@@ -10,6 +10,7 @@ import torch
 
 from dicp.dtypes import REDUCED_FLOATS
 from dicp.graphop.program import Node, Value
+from dicp.graphop.rules.attention import without_keys
 from dicp.rules import NoRule, RuleTable
 from dicp.torch_private import ATTENTION_BACKWARD, ATTENTION_FORWARD
 from dicp.vendor.ascend.rules.core import Ge
@@ -46,7 +47,7 @@ def attention(
     if hidden is not None and not hidden.per_head:
         return _inference(g, kind, q, k, v, factor, hidden), None
     scores = _scores(g, q, k, is_causal, attn_mask, factor)
-    weights, total, shift = _probabilities(g, scores, attn_mask is not None)
+    weights, total, shift = _probabilities(g, scores)
     out = _product(g, g.cast(weights, q.dtype), _for_heads(g, v, q))
     logsum = g.squeeze(g.add(g.op("Log", total), shift), [3])
     return out, g.cast(logsum, g.meta[1].dtype)
@@ -66,7 +67,7 @@ def attention_backward(
     if hidden is not None:
         return _training_backward(g, dy, q, k, v, out, logsum, factor, hidden)
     scores = _scores(g, q, k, is_causal, attn_mask, factor)
-    weights, total, shift = _probabilities(g, scores, attn_mask is not None)
+    weights, total, shift = _probabilities(g, scores)
     if attn_mask is not None:
         dy = g.mul(g.wide(dy), _counts(g, total, shift))
     return _gradients(g, dy, q, k, v, factor, weights)
@@ -233,17 +234,15 @@ def _training_backward(
 # ---- unfused -------------------------------------------------------------------------------------
 
 
-def _probabilities(g: Ge, scores: Value, masked: bool) -> tuple[Value, Value, Value]:
-    """Softmax over keys, the sums it divides by and the maxima it subtracts; a row with every key
-    masked has no probabilities but zeros."""
+def _probabilities(g: Ge, scores: Value) -> tuple[Value, Value, Value]:
+    """Softmax over keys, the sums it divides by and the maxima it subtracts; a row without any key
+    has no probabilities but zeros."""
     largest = g.reduce("ReduceMax", scores, [3], True)
-    shift = g.where(g.op("IsInf", largest), 0.0, largest, largest.dtype)
+    hidden = without_keys(g, largest)
+    shift = g.where(hidden, 0.0, largest, largest.dtype)
     weights = g.op("Exp", g.sub(scores, shift))
     total = g.reduce("ReduceSum", weights, [3], True)
-    divisor = total
-    if masked:
-        none = g.op("Equal", total, g.number(0, total.dtype))
-        divisor = g.where(none, 1.0, total, total.dtype)
+    divisor = g.where(hidden, 1.0, total, total.dtype)
     return g.op("RealDiv", weights, divisor), total, shift
 
 
