@@ -6,8 +6,11 @@ then has a rule of its own, a library call, or an unfused form.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
+
+import torch
 
 from dicp.torch_private import ATTENTION_FORWARD
 
@@ -33,8 +36,11 @@ class FusedAttention:
     """The operator among them whose backward also gives the gradient of the mask."""
     largest_batch: int | None = None
     """The largest batch for which that gradient is right."""
-    least_keys: int = 0
-    """Keys below which a row of NaN scores becomes 0: attention to fewer is not fused."""
+    marks_hidden_rows: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], bool] | None = None
+    """Whether, for these queries, keys and values, rows of NaN scores give NaN, and the second
+    result is -inf in rows without a score above -inf, and in no others: these are 0, and NaN in
+    unfused attention. Unfused attention of other tensors stays unfused. None: not known; the mask
+    tells which rows are hidden."""
 
 
 ANY_ATTENTION = FusedAttention(operators=(ATTENTION_FORWARD,), any_mask=True)

@@ -12,6 +12,7 @@ import torch.utils.checkpoint
 from support.graphs import capture, rewrite
 from torch import Tensor, nn
 
+from dicp.compare import Rule, check_tensor
 from dicp.dynamo_bridge.backend import Backend
 from dicp.dynamo_bridge.fuse.families import FAMILIES, FUSE
 from dicp.dynamo_bridge.passes.canonicalize import CANONICALIZE
@@ -222,11 +223,17 @@ def with_position_bias(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
 
 
 def trained(fn: Any, *args: Tensor, dynamic: bool = False) -> list[str]:
-    """The products and attentions of forward and backward, with the gradients compared."""
+    """The products and attentions of forward and backward, with the gradients compared.
+
+    `dynamic`: batch and rows are symbolic.
+    """
     backend = Backend("cpu", cache=False)
     torch._dynamo.reset()
+    for x in args if dynamic else ():
+        torch._dynamo.mark_dynamic(x, 0)
+        torch._dynamo.mark_dynamic(x, 2)
     leaves = [x for x in args if x.requires_grad]
-    out = torch.compile(fn, backend=backend, dynamic=dynamic)(*args)
+    out = torch.compile(fn, backend=backend, dynamic=None if dynamic else False)(*args)
     weights = torch.randn_like(out)
     got = torch.autograd.grad((out * weights).sum(), leaves)
     expected = torch.autograd.grad((fn(*args) * weights).sum(), leaves)
@@ -296,14 +303,33 @@ def test_attention_is_not_computed_again_in_backward() -> None:
     assert forward == ATTENTION and backward.endswith("_backward.default")
 
 
-@pytest.mark.parametrize("keys", [2, 15, 16])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-def test_rows_of_nan_stay_so(keys: int, dtype: torch.dtype) -> None:
-    """Fused attention of the library takes rows of few keys that are all NaN for hidden ones."""
-    q, k, v = (x[..., :keys, :].clone() for x in qkv(dtype=dtype))
-    q[0, 0, 0] = math.nan
-    found = torch.compile(plain, backend=Backend("cpu", cache=False))(q, k, v)
-    torch.testing.assert_close(found, plain(q, k, v), equal_nan=True)
+@symbolic
+@pytest.mark.parametrize("rows", [2, 18])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16], ids=str)
+def test_rows_of_nan_stay_so(rows: int, dtype: torch.dtype, symbolic: bool) -> None:
+    """Fused attention of the library takes rows of few keys that are all NaN, and in 16 bits rows
+    with an infinite score, for hidden ones; one of -inf alone is hidden for the fused operators."""
+    compiled = torch.compile(plain, backend=Backend("cpu", cache=False), dynamic=symbolic)
+    for keys in (18, 2):
+        q, k, v = qkv(dtype=dtype)
+        q, k, v = q[..., :rows, :].abs(), k[..., :keys, :].clone(), v[..., :keys, :].clone()
+        q[0, 0, 0] = math.nan
+        k[1, :, -1, 0] = math.inf
+        k[2, ..., 0] = -math.inf
+        found = check_tensor(
+            compiled(q, k, v), plain(q, k, v), plain(*(x.double() for x in (q, k, v))), Rule()
+        )
+        assert not found
+
+
+@symbolic
+def test_gradients_of_rows_of_nan_are_nan(symbolic: bool) -> None:
+    q, k, v = qkv()
+    q, k = q.abs(), k.clone()
+    k[2, ..., 0] = -math.inf
+    assert (
+        trained(plain, *(x.requires_grad_() for x in (q, k, v)), dynamic=symbolic)[0] == ATTENTION
+    )
 
 
 @pytest.mark.parametrize("wanted", [0, 1])

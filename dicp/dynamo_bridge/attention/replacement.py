@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from dataclasses import dataclass
 from typing import Any
 
@@ -74,16 +75,16 @@ def fused(
     call = Call(added.causal, factor, dropout_p or 0.0)
     out = inference_attention(rw, q, k, v, as_required(rw, added.bias, q), call)
     safe = any(node.target is aten._safe_softmax.default for node in rw.match.nodes)
-    if out is not None and added.may_hide_all and added.bias is not None and not safe:
-        out = nan_where_masked(rw, out, added.bias)
-    return None if out is None else as_root(rw, out)
+    if out is None:
+        return None
+    return as_root(rw, out if safe else nan_where_hidden(rw, out, out.args[0], added))
 
 
 def operands(
     rw: Rewriter, q: fx.Node, kt: fx.Node, v: fx.Node, grouped: bool = False
 ) -> tuple[fx.Node, fx.Node, fx.Node] | None:
     """Queries, keys and values in four dimensions; None where keys and values differ in size, and
-    where keys are too few for the fused operators.
+    where the fused operator would give 0 for rows of NaN.
 
     `grouped`: take keys and values before they were repeated for grouped heads.
     """
@@ -93,14 +94,11 @@ def operands(
         k, v = (x for x in groups if x is not None)
     else:
         k, v = _batched(rw, k), _batched(rw, v)
-    if not same_sizes(k, v) or _few_keys(rw, k):
+    if not same_sizes(k, v):
         return None
-    return _batched(rw, q), k, v
-
-
-def _few_keys(rw: Rewriter, k: fx.Node) -> bool:
-    keys = value_of(k).shape[-2]
-    return isinstance(keys, int) and keys < attention_on(rw.context, k).least_keys
+    q = _batched(rw, q)
+    marks = attention_on(rw.context, q).marks_hidden_rows
+    return (q, k, v) if marks is None or marks(*map(value_of, (q, k, v))) else None
 
 
 @dataclass(frozen=True, eq=False)
@@ -276,13 +274,18 @@ def _four_dims(rw: Rewriter, bias: fx.Node) -> fx.Node:
     return bias
 
 
-def nan_where_masked(rw: Rewriter, out: fx.Node, bias: fx.Node) -> fx.Node:
-    """`out` with NaN in every row in which -inf hides all keys."""
-    row_max = rw(aten.amax.default, bias, [-1], True)
-    dead = rw(aten.eq.Scalar, row_max, float("-inf"))
-    value = value_of(out)
+def nan_where_hidden(rw: Rewriter, rows: fx.Node, call: Any, mask: ScoreMask) -> fx.Node:
+    """`rows`, a result of the fused `call` or its gradient, with NaN where all scores are -inf."""
+    if attention_on(rw.context, rows).marks_hidden_rows is not None:
+        row_max = rw(aten.unsqueeze.default, rw(operator.getitem, call, 1), -1)
+    elif mask.may_hide_all and mask.bias is not None:
+        row_max = rw(aten.amax.default, mask.bias, [-1], True)
+    else:
+        return rows
+    hidden = rw(aten.eq.Scalar, row_max, float("-inf"))
+    value = value_of(rows)
     nan = rw(aten.full.default, [], float("nan"), dtype=value.dtype, device=value.device)
-    return rw(aten.where.self, dead, nan, out)
+    return rw(aten.where.self, hidden, nan, rows)
 
 
 def with_fewer_heads(rw: Rewriter, q: fx.Node, k: fx.Node, v: fx.Node) -> fx.Node:

@@ -22,7 +22,7 @@ Where the program recomputes a region in backward, the fused operator is saved n
 result and the log-sum-exp of its rows are small. To recompute it, PyTorch would run it eagerly, in
 order to restore a random state that it does not use.
 
-A row with -inf added to every score is NaN, and so are the gradients that depend on it: the pass
+A row whose scores are all -inf is NaN, and so are the gradients that depend on it: the pass
 puts NaN into the gradient of its result. A row with a huge negative number added to every score has
 equal probabilities. The operator saves the log-sum-exp of that row, in which the number absorbs the
 logarithm of the key count, so that the backward operator computes each probability as 1: the pass
@@ -49,7 +49,7 @@ from dicp.dynamo_bridge.attention.replacement import (
     as_required,
     as_root,
     mask_of,
-    nan_where_masked,
+    nan_where_hidden,
     operands,
     unit_stride,
 )
@@ -411,9 +411,8 @@ def _fused(pair: _Pair, forward: Rewriter, backward: Rewriter) -> list[fx.Node] 
     if call is None or grad is None:
         return None
     out: fx.Node = forward(operator.getitem, call, 0)
-    if mask.may_hide_all and mask.bias is not None:
-        out = nan_where_masked(forward, out, mask.bias)
-        grad = nan_where_masked(backward, grad, mask.bias)
+    out = nan_where_hidden(forward, out, call, mask)
+    grad = nan_where_hidden(backward, grad, call, mask)
     if not mask.has_visible_key and mask.bias is not None:
         grad = _divided_among_maxima(backward, grad, mask.bias)
     back_op, args, kwargs = gradient_arguments(forward, call, grad, wanted)

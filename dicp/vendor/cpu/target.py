@@ -41,8 +41,10 @@ from dicp.vendor.cpu.routines import (
     ROUTINES,
     Products,
     TileRules,
+    are_attended,
     expected_groups,
     group_of,
+    is_taken,
     product_sizes,
 )
 from dicp.vendor.cpu.schedule import with_form
@@ -71,15 +73,19 @@ _RUN = ctypes.CFUNCTYPE(
     ctypes.c_int64, ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p, ctypes.c_void_p
 )
 """Type of `dicp_run`, which launches the kernels of a segment."""
-MIN_KEYS = 16
-"""Keys that fill the widest vector. PyTorch's fused attention finds the largest of fewer scores by
-comparisons: that of NaN is -inf, and the row counts as hidden."""
 DTYPES = frozenset(
     {
         torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.bool, torch.uint8,
         torch.int8, torch.int16, torch.int32, torch.int64,
     }
 )  # fmt: skip
+
+
+def _marks_hidden_rows(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> bool:
+    """Whether our kernel computes their attention. PyTorch's gives 0 for NaN scores of fewer keys
+    than a vector has lanes, and for infinite ones in 16 bits; its second result is 0 there."""
+    own = has_feature(WIDE_VECTORS) and not (q.dtype == torch.bfloat16 and has_tiles())
+    return own and is_taken(q, k, v) and are_attended(q, k, v)
 
 
 class CpuLowering(Lowering):
@@ -98,7 +104,7 @@ class CpuTarget(LoopTarget):
         symbolic_shapes=True,
         keep=LIBRARY_RULES.ops(),
         fusions=frozenset({"layer_norm", "rms_norm", "gelu", "linear", "int8"}),
-        attention={"cpu": replace(ANY_ATTENTION, least_keys=MIN_KEYS)},
+        attention={"cpu": replace(ANY_ATTENTION, marks_hidden_rows=_marks_hidden_rows)},
         frozen_fusions=frozenset({"conv_bn"}),
         conv_channels_last="depthwise",
         # Makes ResNet-50 in bfloat16 1.25 times as fast in training, 1.2 at inference.

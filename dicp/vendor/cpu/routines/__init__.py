@@ -3,13 +3,14 @@
 They read operands with the strides they have, and attention never stores its score matrix.
 """
 
-from dicp.vendor.cpu.routines.attention import ATTENTION
+from dicp.vendor.cpu.routines.attention import ATTENTION, are_attended
 from dicp.vendor.cpu.routines.common import (
     LIBRARY_CALLS,
     Group,
     TileRules,
     group_of,
     headers,
+    is_taken,
     without_parts,
 )
 from dicp.vendor.cpu.routines.convolution import CONVOLUTIONS
@@ -26,9 +27,11 @@ __all__ = [
     "Group",
     "Products",
     "TileRules",
+    "are_attended",
     "expected_groups",
     "group_of",
     "headers",
+    "is_taken",
     "product_sizes",
     "without_parts",
 ]

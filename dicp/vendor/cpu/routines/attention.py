@@ -11,8 +11,8 @@ from dicp.loop.ir.expr import Ref
 from dicp.loop.ir.index import Size
 from dicp.loop.lowering import Lowering, RuleTable, Value
 from dicp.loop.lowering.library import plain_attention, rows_of
-from dicp.torch_private import ATTENTION_BACKWARD, ATTENTION_FORWARD
-from dicp.vendor.cpu.routines.common import call, is_few, multiplies
+from dicp.torch_private import ATTENTION_BACKWARD, ATTENTION_FORWARD, expression_of
+from dicp.vendor.cpu.routines.common import Shaped, call, is_few, multiplies
 from dicp.vendor.cpu.thresholds import MAX_HEAD
 
 ATTENTION = RuleTable()
@@ -23,17 +23,28 @@ def _number(value: float) -> int:
     return int(struct.unpack("q", struct.pack("d", value))[0])
 
 
+def are_attended(q: Shaped, k: Shaped, v: Shaped) -> bool:
+    """Whether the kernels support queries, keys and values of these shapes, where they support the
+    dtype."""
+    if any(len(x.shape) != 4 for x in (q, k, v)) or is_few(q.shape[2]):
+        return False
+    heads, groups, values = (expression_of(x.shape[1]) for x in (q, k, v))
+    fits = groups == values and (heads == groups or _divides(groups, heads))
+    depths = [x.shape[3] for x in (q, k, v)]
+    if not (fits and all(isinstance(n, int) for n in depths)):
+        return False
+    return depths[0] == depths[1] and max(depths) <= MAX_HEAD  # type: ignore[type-var, operator]
+
+
+def _divides(part: Any, whole: Any) -> bool:
+    return isinstance(part, int) and isinstance(whole, int) and whole % part == 0
+
+
 def _fits(lw: Lowering, q: Value, k: Value, v: Value, mask: Value | None, dropout: float) -> bool:
     """Whether the kernels support these operands."""
-    if dropout or not multiplies(lw, q, k, v) or any(x.ndim != 4 for x in (q, k, v)):
+    if dropout or not (multiplies(lw, q, k, v) and are_attended(q, k, v)):
         return False
-    if is_few(q.shape[2]) or (mask is not None and mask.dtype not in (q.dtype, torch.float32)):
-        return False
-    heads, depths = (q.shape[1], k.shape[1], v.shape[1]), (q.shape[3], k.shape[3], v.shape[3])
-    if not all(isinstance(n, int) for n in (*heads, *depths)):
-        return False
-    fits = heads[1] == heads[2] and heads[0] % heads[1] == 0 and max(depths) <= MAX_HEAD  # type: ignore[operator, type-var]
-    return fits and depths[0] == depths[1] and (mask is None or mask.ndim in (2, 4))
+    return mask is None or (mask.dtype in (q.dtype, torch.float32) and mask.ndim in (2, 4))
 
 
 def _problem(

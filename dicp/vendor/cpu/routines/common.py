@@ -168,11 +168,15 @@ def headers() -> dict[str, str]:
     return {name: (FOLDER / name).read_text() for name in HEADERS}
 
 
-def is_taken(*values: Value | Ref | None) -> bool:
+def is_taken(*values: Shaped | None) -> bool:
     """Whether all have one dtype, which the kernels support, and no axis is known to be empty."""
     given = [v for v in values if v is not None]
     types = {v.dtype for v in given}
-    return len(types) == 1 and types <= TYPES.keys() and all(s != 0 for v in given for s in v.shape)
+    return (
+        len(types) == 1
+        and types <= TYPES.keys()
+        and not any(isinstance(s, int) and s == 0 for v in given for s in v.shape)
+    )
 
 
 class TileRules(RuleTable):
