@@ -50,6 +50,7 @@ def load_module(config: Config) -> ModuleType:
     folders = (include, include / "torch/csrc/api/include", sysconfig.get_paths()["include"])
     arguments = [
         *command, "-std=c++20", "-O1", "-fPIC", "-fvisibility=hidden", "-pthread",
+        "-DAT_PER_OPERATOR_HEADERS",  # headers of PyTorch include the operators they use, not all
         *(f"-I{folder}" for folder in folders),
         f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}",
     ]  # fmt: skip
