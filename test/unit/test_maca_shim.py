@@ -73,6 +73,7 @@ KERNELS: dict[str, tuple[str, str]] = {
       to[first + threadIdx.x] = first + threadIdx.x;
       __syncthreads();
       to[first + 128 + threadIdx.x] = to[first + 127 - threadIdx.x];"""),
+    "many_addresses": ("{600}, {1024}", "to[blockIdx.x * 1024 + threadIdx.x] = threadIdx.x;"),
     "blocks_add": ("{5}, {64}", "d_atomic_sum(to, (d_index)(threadIdx.x % 2), (int64_t)1);"),
     "everywhere": ("{2, 3, 4}, {4, 2, 2}", """
       const d_index block = (blockIdx.z * gridDim.y + blockIdx.y) * gridDim.x + blockIdx.x;
@@ -192,6 +193,15 @@ def test_barriers_order_accesses_to_global_memory(checked: Emulation) -> None:
     upwards = np.arange(128)
     wanted = np.concatenate([upwards, 127 - upwards])
     assert (found == np.concatenate([wanted, 256 + wanted])).all()
+
+
+def test_a_launch_that_is_checked_in_part_says_so(
+    checked: Emulation, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert checked.run("many_addresses", np.zeros(600 * 1024, np.int64)) == 0
+    assert capfd.readouterr().err.count("more than 524288 addresses of global memory") == 1
+    assert checked.run("everywhere", np.zeros(2048, np.int64)) == 0
+    assert not capfd.readouterr().err
 
 
 def test_exchanges_end_at_the_wave(checked: Emulation) -> None:

@@ -3,6 +3,8 @@
 // changes the value, the launch reports the second.
 #pragma once
 
+extern "C" int dprintf(int, const char*, ...);
+
 template <class T> struct d_plain { typedef T type; };
 template <class T> struct d_plain<const T> { typedef T type; };
 template <class T> static bool d_same(const T& a, const T& b) {
@@ -65,6 +67,7 @@ struct d_global_record {
   d_accesses accesses;
 };
 #define D_RECORDS (1ul << 20)
+#define D_MOST_RECORDED (D_RECORDS / 2)
 static d_global_record* d_records;
 static unsigned d_launch_number;
 static unsigned long d_recorded;
@@ -77,7 +80,7 @@ static void d_forget_launch() {
 static int d_own_block() {
   return 1 + (int)((blockIdx.z * gridDim.y + blockIdx.y) * gridDim.x + blockIdx.x);
 }
-// The record of an address; null once a launch has touched too many.
+// The record of an address; null, and a message, once a launch has accessed too many.
 static d_global_record* d_record(const void* place) {
   const unsigned long address = (unsigned long)place;
   unsigned long k = address * 0x9E3779B97F4A7C15ul >> 44;
@@ -85,7 +88,12 @@ static d_global_record* d_record(const void* place) {
     d_global_record& r = d_records[k];
     if (r.launch == d_launch_number && r.address == address) return &r;
     if (r.launch == d_launch_number) continue;
-    if (++d_recorded > D_RECORDS / 2) return nullptr;
+    if (++d_recorded > D_MOST_RECORDED) {
+      if (d_recorded == D_MOST_RECORDED + 1)
+        dprintf(2, "macagraph, checking mode: a launch accesses more than %lu addresses of global "
+                "memory; races at the others are not found\n", D_MOST_RECORDED);
+      return nullptr;
+    }
     r = {address, d_launch_number};
     return &r;
   }
