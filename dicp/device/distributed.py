@@ -12,6 +12,10 @@ from dicp.device.dispatcher import DEVICE_TYPE
 NAME = "dicl"
 
 
+class ProcessGroupDICL(distributed.ProcessGroupGloo):
+    """Collectives of device tensors."""
+
+
 def register_backend(native: Any) -> None:
     """Register `dicl` for device and host tensors; the native part hands collectives to it."""
     native.register_collectives()
@@ -19,4 +23,4 @@ def register_backend(native: Any) -> None:
 
 
 def _create(store: Any, rank: int, size: int, timeout: timedelta) -> Any:
-    return distributed.ProcessGroupGloo(store, rank, size, timeout)
+    return ProcessGroupDICL(store, rank, size, timeout)

@@ -17,7 +17,6 @@ from dicp.device import build, operator_library, profiler, sync_batch_norm
 from dicp.device import runtime_interface as interface
 from dicp.device.composite import ForcedComposites
 from dicp.device.dispatcher import DEVICE_TYPE, Dispatcher
-from dicp.device.distributed import register_backend
 from dicp.device.module import DipuModule, device
 from dicp.device.output import say
 from dicp.device.patterns import Patterns
@@ -79,7 +78,9 @@ def register(settings: DeviceSettings, config: Config) -> Registered:
     _observe(dispatcher, settings)
     if settings.memory_check:
         _watch_memory(native, settings)
-    if torch.distributed.is_available():
+    if torch.distributed.is_available() and torch.distributed.is_gloo_available():
+        from dicp.device.distributed import register_backend  # its class needs gloo
+
         register_backend(native)
     os.register_at_fork(after_in_child=module.mark_forked)
     made = Registered(module, native, dispatcher, settings)

@@ -540,6 +540,65 @@ def test_autocompare(run: Any) -> None:
     assert "not_close" not in text[text.index("dipu_sub_out_autocompare") :]
 
 
+DIPU_NAMES = """
+from datetime import timedelta
+import torch, torch_dipu, dicp.device
+from torch_dipu import dipu
+from dicp.device import (
+    DIPUAllocator, DIPUEvent, DIPUGenerator, DIPUGuard, DIPUStream, ProcessGroupDICL
+)
+import torch.distributed as dist
+
+assert DIPUGuard is dipu.device and DIPUStream is dipu.Stream and DIPUEvent is dipu.Event
+with DIPUGuard(1):
+    assert dipu.current_device() == 1 and DIPUAllocator().device.index == 1
+    assert DIPUGenerator().device.index == 1
+
+class Counting(DIPUAllocator):
+    calls = 0
+
+    def allocate(self, size, stream=None):
+        self.calls += 1
+        return super().allocate(size, stream)
+
+memory = Counting("dipu:0")
+before = memory.allocated
+address = memory.allocate(1 << 20, DIPUStream())
+assert address and memory.calls == 1 and memory.allocated >= before + (1 << 20)
+memory.free(address)
+assert memory.allocated == before
+memory.empty_cache()
+assert memory.reserved >= memory.allocated
+try:
+    memory.allocate(1 << 60)
+except torch.OutOfMemoryError:
+    pass
+else:
+    raise AssertionError("2^60 bytes")
+
+draws = [torch.rand(5, device="dipu", generator=DIPUGenerator().manual_seed(3)) for _ in range(2)]
+assert torch.equal(draws[0], draws[1])
+assert isinstance(DIPUGenerator(), torch.Generator)
+
+group = ProcessGroupDICL(dist.HashStore(), 0, 1, timedelta(seconds=60))
+ones = torch.ones(3)
+group.allreduce(ones).wait()
+assert group.size() == 1 and group.rank() == 0 and ones.tolist() == [1.0] * 3
+try:
+    dicp.device.DIPUTensor
+except AttributeError as error:
+    assert "DIPUTensor" in str(error)
+else:
+    raise AssertionError("a name that is not there")
+print("all well")
+"""
+
+
+def test_names_of_dipu(run: Any) -> None:
+    done = run(DIPU_NAMES, DIPU_MOCK_CUDA="false", DIPU_SIMULATED_DEVICES="2")
+    assert done.stdout.endswith("all well\n"), done.stderr
+
+
 DUMPED = """
 import torch, torch_dipu
 from torch_dipu import dipu
