@@ -307,7 +307,7 @@ def test_quotients_are_not_what_kernels_wait_for(fn: Any, workers: Workers) -> N
 def test_products_use_the_matrix_units_and_prefetch(
     workers: Workers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(target, "by_table", lambda product, arch: Tiling(128, 128, 64, 4, 8))
+    monkeypatch.setattr(target, "chooser", lambda *_: lambda product: Tiling(128, 128, 64, 4, 8))
     a, b = (torch.randn(512, 512).to(torch.bfloat16) for _ in range(2))
     (ptx,) = ptx_of(lambda a, b: torch.relu(a @ b), a, b, workers=workers)
     assert "wgmma.mma_async" in ptx and "cp.async.cg" in ptx and "st.global.v4" in ptx

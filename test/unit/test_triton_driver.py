@@ -208,7 +208,8 @@ def test_checked_indices_and_random_numbers(stub: Stub, builder: Builder) -> Non
 def test_a_product_gets_the_shared_memory_that_it_asks_for(
     stub: Stub, builder: Builder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(triton_target, "by_table", lambda product, arch: Tiling(128, 128, 64, 4, 8))
+    tiling = Tiling(128, 128, 64, 4, 8)
+    monkeypatch.setattr(triton_target, "chooser", lambda *_: lambda product: tiling)
     a, b = (torch.randn(256, 256).to(torch.bfloat16) for _ in range(2))
     ran = launched(stub, builder, lambda a, b: torch.relu(a @ b), a, b)
     (launch,) = check(stub, ran)
