@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
+from test_routines import check
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
-from benchmarks.library_calls import LibraryCalls
-from dicp import Backend, explain
+from dicp import explain
 from dicp.cache import Cache
 from dicp.compare import assert_matches
 from dicp.config import Config
@@ -200,14 +200,8 @@ def test_bfloat16_needs_a_processor_whose_onednn_has_it(
     monkeypatch.setattr("dicp.vendor.cpu.routines.product.multiplies", lambda *given, **more: False)
     for supported in {False, calibration.has_onednn_linear(torch.bfloat16)}:
         monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda s=supported: s)
-        torch._dynamo.reset()
-        run = torch.compile(F.linear, backend=Backend("cpu", cache_dir=tmp_path / str(supported)))
-        run(x, w, b)
-        with LibraryCalls() as calls, torch.no_grad():
-            found = run(x, w, b)
-        (call,) = calls.counts or ("mkldnn",)
-        assert call.startswith("mkldnn" if supported else "aten.addmm")
-        assert_matches(found, F.linear(x, w, b), F.linear(x.double(), w.double(), b.double()))
+        (step,) = check(tmp_path / str(supported), F.linear, x, w, b)
+        assert step == ("mkldnn::_linear_pointwise." if supported else "aten::addmm.out")
 
 
 @pytest.mark.parametrize(

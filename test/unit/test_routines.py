@@ -47,7 +47,7 @@ class PastBlas(CpuTarget):
         self.steps: list[str] = []
 
     def rules_for(self, gm: fx.GraphModule, config: Config) -> RuleTable:
-        return rules_by(frozenset(PROBLEMS))
+        return rules_by(frozenset(PROBLEMS), frozenset(PROBLEMS))
 
     def lower(self, gm: fx.GraphModule, context: LowerContext) -> Any:
         with mock.patch.object(choice, "limits", lambda: WIDE_CONVOLUTIONS):

@@ -20,7 +20,13 @@ from dicp.config import Config
 from dicp.errors import CompilerError, SerialWarning, ToolchainError
 from dicp.toolchain import COMPILERS
 from dicp.vendor.cpu.routines.common import GROUPS, TYPES, Group
-from dicp.vendor.cpu.toolchain import BASE_FLAGS, compile_shared, find_toolchain, vector_math
+from dicp.vendor.cpu.toolchain import (
+    BASE_FLAGS,
+    compile_shared,
+    find_toolchain,
+    has_tiles,
+    vector_math,
+)
 from dicp.vendor.cpu.units import header_texts, unit_text
 
 
@@ -46,7 +52,8 @@ def test_clang_is_given_no_flag_that_it_refuses(tmp_path: Path) -> None:
     body = """[ "$1" = --version ] && echo 'Debian clang version 14.0.6' || exec g++ "$@\""""
     clang = script(tmp_path / "c++", body)
     flags = find_toolchain(Config(cxx=clang)).flags
-    assert flags == (*BASE_FLAGS, "-fopenmp", *vector_math(is_clang=True))
+    tiles = ("-DDICP_TILES",) if has_tiles() else ()
+    assert flags == (*BASE_FLAGS, "-fopenmp", *vector_math(is_clang=True), *tiles)
     assert find_toolchain(Config(cxx="g++")).flags[: len(BASE_FLAGS)] == BASE_FLAGS
 
 
