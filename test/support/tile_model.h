@@ -45,6 +45,9 @@ template <int t> static void d_tile_load(const void* from, int64_t step) {
   for (int r = 0; r < m.rows[t]; ++r)
     __builtin_memcpy(m.data[t][r], (const char*)from + r * step, m.row_bytes[t]);
 }
+template <int t> static void d_tile_stream(const void* from, int64_t step) {
+  d_tile_load<t>(from, step);
+}
 template <int t> static void d_tile_store(void* to, int64_t step) {
   d_model& m = d_configured();
   for (int r = 0; r < m.rows[t]; ++r)

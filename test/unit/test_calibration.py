@@ -22,8 +22,15 @@ from dicp.compare import assert_matches
 from dicp.config import Config
 from dicp.loop.runtime.native import Libraries
 from dicp.vendor.cpu import calibration, target, toolchain
-from dicp.vendor.cpu.calibration import PROBLEMS, Verdict, decide, shape_class, verdict
-from dicp.vendor.cpu.routines import common
+from dicp.vendor.cpu.calibration import (
+    PROBLEMS,
+    ShapeClass,
+    Verdict,
+    decide,
+    shape_class,
+    verdict,
+)
+from dicp.vendor.cpu.routines import product
 from dicp.vendor.cpu.thresholds import LIBRARY_MARGIN
 from dicp.vendor.cpu.toolchain import cache_bytes
 from dicp.vendor.cpu.trial import Trial
@@ -153,10 +160,10 @@ def test_tiles_of_bfloat16_follow_what_was_measured(
     """With tile registers oneDNN is the rival, per class of shapes; explain and doctor say so."""
     found = Verdict("own" if own else "onednn", 1.0, 1.5, 2.0, names=calibration.TILE_NAMES)
     unclear = Verdict("onednn", 0.5, 1.0, 2.0, stable=False, names=calibration.TILE_NAMES)
-    for module in (target, common):
+    for module in (target, product):
         monkeypatch.setattr(module, "has_tiles", lambda: True)
     monkeypatch.setattr(
-        Trial, "verdict", lambda self, which: unclear if which == "few rows" else found
+        Trial, "verdict", lambda self: unclear if self.rows == PROBLEMS["few rows"][0] else found
     )
     calibration._stored.cache_clear()
     options = {"cache_dir": tmp_path}
@@ -164,7 +171,7 @@ def test_tiles_of_bfloat16_follow_what_was_measured(
     x, w, q = torch.randn(48, 64), torch.randn(128, 64), torch.randn(1, 2, 32, 16)
     text = str(explain(mixed, *(t.to(half) for t in (x, w, q)), backend="cpu", options=options))
     kernels = sum(line.strip().startswith("dicp_product") for line in text.splitlines())
-    assert (kernels, "dicp_attention" in text) == ((2, True) if own else (0, False)), text
+    assert (kernels, "dicp_attention" in text) == (2 if own else 0, True), text
     assert str(found) in text
     few = torch.randn(8, 64).to(half)
     torch._dynamo.reset()
@@ -174,21 +181,22 @@ def test_tiles_of_bfloat16_follow_what_was_measured(
     assert checks["products in bfloat16, medium"] == str(found)
 
 
+@pytest.mark.parametrize("which", PROBLEMS)
 def test_our_tiles_are_compared_with_the_library(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, which: ShapeClass
 ) -> None:
     """The routine that is timed computes the product."""
     if not calibration.has_onednn_linear(torch.bfloat16):
         monkeypatch.setattr("dicp.vendor.cpu.trial.by_onednn", calibration.by_blas)
     config = Config(cache_dir=tmp_path)
     cache = Cache.open(config)
-    trial = Trial(Units.open(config, cache, {}), Libraries())
+    trial = Trial(which, Units.open(config, cache, {}), Libraries())
     x, w = torch.randn(7, 40).to(torch.bfloat16), torch.randn(50, 40).to(torch.bfloat16)
     out = x.new_empty(7, 50)
     trial.product(x, w, out)
     assert_matches(out, x @ w.t(), x.double() @ w.double().t())
     with FakeTensorMode():
-        found = trial.verdict("few rows")
+        found = trial.verdict()
     assert 0 < found.low <= found.median <= found.high
     assert found.library in ("onednn", "own") and "our kernel" in str(found)
 
@@ -197,7 +205,7 @@ def test_bfloat16_needs_a_processor_whose_onednn_has_it(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     x, w, b = (torch.randn(*s).to(torch.bfloat16) for s in ((64, 96), (96, 96), (96,)))
-    monkeypatch.setattr("dicp.vendor.cpu.routines.product.multiplies", lambda *given, **more: False)
+    monkeypatch.setattr(product.Products, "takes", lambda *given: False)
     for supported in {False, calibration.has_onednn_linear(torch.bfloat16)}:
         monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda s=supported: s)
         (step,) = check(tmp_path / str(supported), F.linear, x, w, b)

@@ -21,7 +21,7 @@ from dicp.loop.lowering import RuleTable
 from dicp.target import LowerContext
 from dicp.vendor.cpu import CpuTarget
 from dicp.vendor.cpu.calibration import PROBLEMS
-from dicp.vendor.cpu.routines import choice
+from dicp.vendor.cpu.routines import choice, product
 from dicp.vendor.cpu.routines.product import variant
 from dicp.vendor.cpu.target import rules_by
 from dicp.vendor.cpu.thresholds import WIDE_CONVOLUTIONS
@@ -59,6 +59,12 @@ class PastBlas(CpuTarget):
 @pytest.fixture(autouse=True)
 def seed() -> None:
     torch.manual_seed(0)
+
+
+@pytest.fixture
+def by_vectors(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The routine of a product is chosen as without tile registers."""
+    monkeypatch.setattr(product, "has_tiles", lambda: False)
 
 
 def check(
@@ -173,6 +179,7 @@ def test_operands_however_they_lie(
         assert check(tmp_path, torch.mm, a, b) == [named(f"dicp_{kind}", dtype)]
 
 
+@pytest.mark.usefixtures("by_vectors")
 def test_few_rows_of_a_window(tmp_path: Path) -> None:
     """Nothing is read past the last row, and halves may begin at any of them."""
     x, w = torch.randn(70, 131), torch.randn(64, 131)
@@ -182,6 +189,7 @@ def test_few_rows_of_a_window(tmp_path: Path) -> None:
         assert steps == [named("dicp_product", dtype)]
 
 
+@pytest.mark.usefixtures("by_vectors")
 @by_dtype
 @pytest.mark.parametrize("level", ["native", "x86-64-v3", "x86-64"])
 def test_few_rows_read_weights_in_place(tmp_path: Path, level: str, dtype: torch.dtype) -> None:
@@ -253,6 +261,7 @@ def test_many_columns_are_multiplied_in_stripes(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.usefixtures("by_vectors")
 @by_dtype
 @pytest.mark.parametrize(
     "activation",
@@ -279,6 +288,7 @@ def test_nan_and_infinity_in_sums_of_any_length(tmp_path: Path, dtype: torch.dty
         assert steps == [named("dicp_product", dtype)]
 
 
+@pytest.mark.usefixtures("by_vectors")
 def test_halves_where_the_processor_does_not_multiply_them(tmp_path: Path) -> None:
     """Compiled for a lesser machine, bfloat16 is widened where it is packed."""
     flags = Config(cache_dir=tmp_path, cxx_flags=("-mno-avx512bf16",))

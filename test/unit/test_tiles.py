@@ -17,7 +17,7 @@ from torch import Tensor
 
 from dicp.config import Config
 from dicp.toolchain import OUTPUT
-from dicp.vendor.cpu.routines import Group
+from dicp.vendor.cpu.routines import Group, product
 from dicp.vendor.cpu.routines.product import variant
 from dicp.vendor.cpu.toolchain import compile_shared, find_toolchain
 from dicp.vendor.cpu.units import header_texts, unit_text
@@ -73,6 +73,23 @@ def test_layouts(folder: Path, left: str, right: str) -> None:
         b = LAYOUTS[right](torch.randn(depth, columns).to(HALF))
         kind = variant(HALF, rows, columns, right == "columns")
         assert on_tiles(folder, torch.mm, a, b) == [f"dicp_{kind}_bf16"]
+
+
+@pytest.mark.parametrize(
+    ("rows", "kind"),
+    [(1, "dots"), *((n, "product_transposed") for n in (2, 17, 33, 256)), (257, "product")],
+)
+def test_rows_beside_weights(
+    monkeypatch: pytest.MonkeyPatch, folder: Path, rows: int, kind: str
+) -> None:
+    """Tiles whose epilogue runs beside the next one's products; sums in one part and in several."""
+    monkeypatch.setattr(product, "has_tiles", lambda: True)
+    for depth, columns in ((66, 130), (2304, 70)):
+        x, w, b = (torch.randn(*n).to(HALF) for n in ((rows, depth), (columns, depth), (columns,)))
+        x[0, 0] = torch.inf
+        assert on_tiles(folder, lambda x, w: x @ w.t(), x, w) == [f"dicp_{kind}_bf16"]
+        fused = on_tiles(folder, lambda *o: F.gelu(F.linear(*o)), x, w, b)
+        assert fused == [f"dicp_{kind}_biased_bf16"]
 
 
 def test_epilogue_and_groups(folder: Path) -> None:
@@ -180,10 +197,10 @@ def test_instructions(tmp_path: Path, compiler: str) -> None:
         text = subprocess.run(
             ["objdump", "-d", str(tmp_path / OUTPUT)], capture_output=True, text=True, check=True
         ).stdout
-        for product in (
+        for instruction in (
             "tdpbf16ps %tmm6,%tmm4,%tmm0", "tdpbf16ps %tmm7,%tmm4,%tmm1",
             "tdpbf16ps %tmm6,%tmm5,%tmm2", "tdpbf16ps %tmm7,%tmm5,%tmm3",
         ):  # fmt: skip
-            assert product in text, "Intel's order is reversed: b, a, c"
+            assert instruction in text, "Intel's order is reversed: b, a, c"
         assert "ldtilecfg" in text and "tilerelease" in text
         assert "vdpbf16ps" not in text

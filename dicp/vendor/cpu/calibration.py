@@ -163,7 +163,7 @@ def decide(blas: Callable[[], object], onednn: Callable[[], object]) -> Verdict:
 
 def compare(
     first: Callable[[], object], second: Callable[[], object], libraries: tuple[Library, Library],
-    otherwise: Library, names: Sequence[str] = ("BLAS", "oneDNN"),
+    otherwise: Library, names: Sequence[str] = ("BLAS", "oneDNN"), margin: float = LIBRARY_MARGIN,
 ) -> Verdict:  # fmt: skip
     """The second of two functions if faster by the margin; `otherwise` if that is unstable."""
     repeats = _repeats(first, second)
@@ -171,8 +171,8 @@ def compare(
     while len(ratios) < MAX_TURNS:
         ratios += [_seconds(first, repeats) / _seconds(second, repeats) for _ in range(TURNS)]
         low, median, high = _interval(ratios)
-        if low > LIBRARY_MARGIN or high < LIBRARY_MARGIN:
-            return Verdict(libraries[low > LIBRARY_MARGIN], low, median, high, names=names)
+        if low > margin or high < margin:
+            return Verdict(libraries[low > margin], low, median, high, names=names)
     return Verdict(otherwise, low, median, high, stable=False, names=names)
 
 

@@ -40,7 +40,6 @@ from dicp.vendor.cpu.routines import (
     LIBRARY_CALLS,
     ROUTINES,
     Products,
-    TileRules,
     are_attended,
     expected_groups,
     group_of,
@@ -84,8 +83,7 @@ DTYPES = frozenset(
 def _marks_hidden_rows(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> bool:
     """Whether our kernel computes their attention. PyTorch's gives 0 for NaN scores of fewer keys
     than a vector has lanes, and for infinite ones in 16 bits; its second result is 0 there."""
-    own = has_feature(WIDE_VECTORS) and not (q.dtype == torch.bfloat16 and has_tiles())
-    return own and is_taken(q, k, v) and are_attended(q, k, v)
+    return has_feature(WIDE_VECTORS) and is_taken(q, k, v) and are_attended(q, k, v)
 
 
 class CpuLowering(Lowering):
@@ -129,9 +127,9 @@ class CpuTarget(LoopTarget):
         if not any(PRODUCTS.get(n.target) or ROUTINES.get(n.target) for n in gm.graph.nodes):
             return LIBRARY_RULES
         cache = Cache.open(config)
-        classes = {shape_class(*sizes) for n in gm.graph.nodes if (sizes := product_sizes(n))}
+        classes = _classes(gm, torch.float32)
         past_blas = frozenset(c for c in classes if verdict(cache, c).library == "onednn")
-        tiled = PROBLEMS if has_tiles() and any(map(_is_narrow, gm.graph.nodes)) else ()
+        tiled = _classes(gm, torch.bfloat16) if has_tiles() else ()
         own = frozenset(c for c in tiled if self._on_tiles(cache, c, config).library == "own")
         return rules_by(past_blas, own)
 
@@ -139,8 +137,7 @@ class CpuTarget(LoopTarget):
         """Whether our kernel multiplies tiles of bfloat16 faster than oneDNN; measured once."""
 
         def measure() -> Verdict:
-            trial = Trial(Units.open(config, cache, self._begun), self._libraries)
-            return trial.verdict(which)
+            return Trial(which, Units.open(config, cache, self._begun), self._libraries).verdict()
 
         key = config.cache_dir, which
         if key not in self._tiles:
@@ -260,16 +257,15 @@ class CpuTarget(LoopTarget):
         return checks
 
 
-def _is_narrow(node: fx.Node) -> bool:
-    """Whether a library or one of our routines computes this node in bfloat16."""
-    found = node.meta.get("val")
-    ours = PRODUCTS.get(node.target) or ROUTINES.get(node.target)
-    return ours is not None and any(t.dtype == torch.bfloat16 for t in _tensors(found))
-
-
-def _tensors(value: Any) -> list[torch.Tensor]:
-    values = value if isinstance(value, (tuple, list)) else [value]
-    return [v for v in values if isinstance(v, torch.Tensor)]
+def _classes(gm: fx.GraphModule, dtype: torch.dtype) -> set[ShapeClass]:
+    """The classes of the graph's products that are measured: of batches, bfloat16 ones (medium)."""
+    found: set[ShapeClass] = set()
+    for node in gm.graph.nodes:
+        if sizes := product_sizes(node, dtype):
+            found.add(shape_class(*sizes))
+        elif dtype == torch.bfloat16 and node.target is torch.ops.aten.bmm.default:
+            found.update(["medium"] if node.meta["val"].dtype == dtype else [])
+    return found
 
 
 @lru_cache(maxsize=8)
@@ -278,8 +274,8 @@ def rules_by(
 ) -> RuleTable:
     """The rules of a machine whose BLAS is the slower library for these classes of products.
 
-    `own_tiles`: the classes for which we are faster with the tile registers, if there are any.
+    `own_tiles`: the classes whose products we compute faster with tile registers, if it has any.
     """
     if not (past_blas or has_feature(WIDE_VECTORS)):
         return LIBRARY_RULES
-    return TileRules(LIBRARY_RULES.merged(ROUTINES, Products(past_blas).rules()), own_tiles)
+    return LIBRARY_RULES.merged(ROUTINES, Products(past_blas, own_tiles).rules())

@@ -192,6 +192,11 @@ MAX_TRANSPOSED_ROWS, TRANSPOSED_VECTOR, TRANSPOSED_FILL = 64, 16, 0.8
 the share of ceil(rows / TRANSPOSED_VECTOR) vectors that rows must fill: the rest is computed for
 nothing. On an AMD EPYC with AVX512-BF16, 16 to 64 rows: 1.05 to 1.25 times as fast as packing the
 operand."""
+MAX_TRANSPOSED_TILE_ROWS = 256
+"""The same on tile registers, where a product of one row is computed by dot products. On an Intel
+Xeon (Emerald Rapids) with weights of 384x1024 to 1024x1024, 1 row takes 0.37 to 0.40 of oneDNN's
+time and 2 to 48 rows 0.45 to 0.68. Relative to packing the operand, 197 rows take 0.81 to 0.98 of
+the time, 256 rows 0.86 to 1.02, 384 rows 0.94 to 1.09, 1024 rows 1.09 to 1.7."""
 MIN_PRODUCT_ROWS = 4
 """Rows below which packing the other operand of a product is not amortized."""
 
@@ -216,6 +221,9 @@ LARGE_PRODUCT = 1 << 29
 LIBRARY_MARGIN = 1.25
 """How much faster than BLAS oneDNN must be to be taken: about 2 on AMD's Zen 4, where MKL takes a
 generic path, and 0.95 on Intel's Sapphire Rapids, where MKL reaches 93% of the peak."""
+TILE_MARGIN = 0.9
+"""How much of oneDNN's speed our product on tile registers must have to be taken: bias, activation
+and the call, which oneDNN's product does not save, are more than the tenth."""
 TURNS, MAX_TURNS = 9, 45
 """Ratios of one measurement, and of all measurements until it counts as unstable."""
 SHORTEST = 3e-4

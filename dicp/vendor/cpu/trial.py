@@ -19,21 +19,25 @@ from dicp.vendor.cpu.calibration import (
     compare,
 )
 from dicp.vendor.cpu.routines import Group
+from dicp.vendor.cpu.routines.product import variant
+from dicp.vendor.cpu.thresholds import TILE_MARGIN
 from dicp.vendor.cpu.units import Units
 
-PRODUCTS = Group.of("product", torch.bfloat16)
-ENTRY = "dicp_product_bf16"
+HALF = torch.bfloat16
 _ROUTINE = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
 
 
 class Trial:
-    """The routine of bfloat16 products, compiled if the cache lacks it, and loaded."""
+    """The routine of bfloat16 products of one class, compiled if the cache lacks it, and loaded."""
 
-    def __init__(self, units: Units, libraries: Libraries) -> None:
-        key = units.routines(PRODUCTS)
-        entry = units.entries[key]
-        self._library = libraries.load(key, lambda: load_library("cpu", entry, [ENTRY]))
-        self._routine = _ROUTINE(self._library.address(ENTRY))
+    def __init__(self, which: ShapeClass, units: Units, libraries: Libraries) -> None:
+        self.rows, self.depth, self.columns = PROBLEMS[which]
+        group = Group.of(variant(HALF, self.rows, self.columns, in_place=True), HALF)
+        entry = next(name for name in group.bodies() if "biased" not in name)
+        key = units.routines(group)
+        unit = units.entries[key]
+        self._library = libraries.load(key, lambda: load_library("cpu", unit, [entry]))
+        self._routine = _ROUTINE(self._library.address(entry))
 
     def product(self, x: Tensor, w: Tensor, out: Tensor) -> None:
         """out = x @ w.T for contiguous matrices."""
@@ -43,14 +47,13 @@ class Trial:
         status = (ctypes.c_int64 * 4)()
         self._routine(args, (ctypes.c_int64 * len(sizes))(*sizes), status)
 
-    def verdict(self, which: ShapeClass) -> Verdict:
+    def verdict(self) -> Verdict:
         """Whether the routine or oneDNN multiplies faster; oneDNN if that stays unstable."""
-        rows, depth, columns = PROBLEMS[which]
         with disable_current_modes(), torch.no_grad():
-            x = torch.randn(rows, depth).to(torch.bfloat16)
-            w = torch.randn(columns, depth).to(torch.bfloat16)
-            out = x.new_empty(rows, columns)
+            x = torch.randn(self.rows, self.depth).to(HALF)
+            w = torch.randn(self.columns, self.depth).to(HALF)
+            out = x.new_empty(self.rows, self.columns)
             return compare(
                 lambda: by_onednn(x, w), lambda: self.product(x, w, out), ("onednn", "own"),
-                "onednn", TILE_NAMES,
+                "onednn", TILE_NAMES, TILE_MARGIN,
             )  # fmt: skip

@@ -7,7 +7,6 @@ from dicp.vendor.cpu.routines.attention import ATTENTION, are_attended
 from dicp.vendor.cpu.routines.common import (
     LIBRARY_CALLS,
     Group,
-    TileRules,
     group_of,
     headers,
     is_taken,
@@ -26,7 +25,6 @@ __all__ = [
     "ROUTINES",
     "Group",
     "Products",
-    "TileRules",
     "are_attended",
     "expected_groups",
     "group_of",

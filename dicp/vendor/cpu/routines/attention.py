@@ -12,7 +12,7 @@ from dicp.loop.ir.index import Size
 from dicp.loop.lowering import Lowering, RuleTable, Value
 from dicp.loop.lowering.library import plain_attention, rows_of
 from dicp.torch_private import ATTENTION_BACKWARD, ATTENTION_FORWARD, expression_of
-from dicp.vendor.cpu.routines.common import Shaped, call, is_few, multiplies
+from dicp.vendor.cpu.routines.common import Shaped, call, is_few, is_taken
 from dicp.vendor.cpu.thresholds import MAX_HEAD
 
 ATTENTION = RuleTable()
@@ -42,7 +42,7 @@ def _divides(part: Any, whole: Any) -> bool:
 
 def _fits(lw: Lowering, q: Value, k: Value, v: Value, mask: Value | None, dropout: float) -> bool:
     """Whether the kernels support these operands."""
-    if dropout or not (multiplies(lw, q, k, v) and are_attended(q, k, v)):
+    if dropout or not (is_taken(q, k, v) and are_attended(q, k, v)):
         return False
     return mask is None or (mask.dtype in (q.dtype, torch.float32) and mask.ndim in (2, 4))
 

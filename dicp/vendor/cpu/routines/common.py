@@ -12,9 +12,8 @@ import torch
 from dicp.loop.ir.expr import Ref
 from dicp.loop.ir.index import Size
 from dicp.loop.lowering import Lowering, RuleTable, Value
-from dicp.vendor.cpu.calibration import ShapeClass
 from dicp.vendor.cpu.thresholds import MIN_PRODUCT_ROWS
-from dicp.vendor.cpu.toolchain import JOINED_PRODUCTS, has_tiles
+from dicp.vendor.cpu.toolchain import JOINED_PRODUCTS
 
 FOLDER = Path(__file__).parent
 HEADERS = ("tile.h", "gemm.h", "exp.h", "dots.h", "product.h", "attention.h", "convolution.h",
@@ -177,28 +176,6 @@ def is_taken(*values: Shaped | None) -> bool:
         and types <= TYPES.keys()
         and not any(isinstance(s, int) and s == 0 for v in given for s in v.shape)
     )
-
-
-class TileRules(RuleTable):
-    """The rules of `table`, and the classes of products that our kernels multiply fastest in
-    bfloat16 where the processor has tile registers for it."""
-
-    def __init__(self, table: RuleTable, own: frozenset[ShapeClass]) -> None:
-        super().__init__()
-        self._rules, self._named, self.own = table._rules, table._named, own
-
-
-def multiplies(lw: Lowering, *values: Value | Ref | None, which: ShapeClass = "medium") -> bool:
-    """Whether our kernels of products and attention take these tensors.
-
-    Where the processor has tile registers for bfloat16, what multiplies them was measured for
-    products of class `which`.
-    """
-    narrow = any(v is not None and v.dtype == torch.bfloat16 for v in values)
-    if not is_taken(*values):
-        return False
-    rules = lw.rules
-    return not (narrow and has_tiles()) or (isinstance(rules, TileRules) and which in rules.own)
 
 
 def is_few(rows: Size) -> bool:

@@ -19,7 +19,6 @@ from dicp.vendor.cpu.routines.common import (
     call,
     in_float32,
     is_taken,
-    multiplies,
 )
 from dicp.vendor.cpu.routines.depthwise import is_channels_last
 from dicp.vendor.cpu.routines.product import multiplied
@@ -29,7 +28,7 @@ from dicp.vendor.cpu.thresholds import (
     ONEDNN_PADDING,
     ONEDNN_TAPS,
 )
-from dicp.vendor.cpu.toolchain import has_feature
+from dicp.vendor.cpu.toolchain import has_feature, has_tiles
 
 aten = torch.ops.aten
 CONVOLUTIONS = RuleTable()
@@ -46,7 +45,6 @@ def convolution(
     axes = how.axes(x, w, out.shape)
     if kind == "depthwise":
         return depthwise.convolved(lw, x, w, bias, out, axes)
-    kind = kind if multiplies(lw, x, w) else None
     if kind == "patchify":
         return patchify.convolved(lw, x, w, bias, out, axes)
     if kind == "product" and _pixels_in_rows(lw.realize(x)):
@@ -71,7 +69,7 @@ def convolution_backward(
     assert lw.node is not None
     metas = lw.node.meta["val"]
     results: list[Any] = [None, None, None]
-    if how.fit(x, w) and multiplies(lw, grad, x, w):
+    if how.fit(x, w) and is_taken(grad, x, w):
         axes = how.axes(x, w, grad.shape)
         images = lw.result(metas[0]) if mask[0] else None
         filters = lw.result(metas[1]) if mask[1] else None
@@ -211,7 +209,9 @@ def _by_nhwc(
     if bias is not None:
         name, refs = f"{name}_biased", [*refs, rows_of(lw, bias)]
     image, _, row, pixel = refs[0].strides
-    skips = any(axis[2] != 1 for axis in axes)  # as oneDNN does in bfloat16, small images too
+    # As oneDNN does in bfloat16, small images too; on tile registers only images of one pixel.
+    padded = has_tiles() and any(axis[0] != 1 for axis in axes)
+    skips = not padded and any(axis[2] != 1 for axis in axes)
     sizes = [*x.shape[:2], w.shape[0], *axes[0], *axes[1], image, row, pixel, int(skips)]
     return call(lw, name, refs, (out,), sizes)[0]
 

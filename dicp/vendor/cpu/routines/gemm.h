@@ -24,10 +24,14 @@ typedef d_bf16 d_halfwords __attribute__((vector_size(2 * d_lanes), aligned(2), 
 
 d_inline int64_t d_round_up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
 d_inline int64_t d_least(int64_t a, int64_t b) { return a < b ? a : b; }
-// Tiles of cells of type C: the rows of one, of a smaller one, and of a block that stays in a cache.
+// Tiles of cells of type C: the rows of one, of a smaller one, and of a block that stays in a cache;
+// cells that are summed before the next ones are copied.
 template <class C> struct d_tile_rows {
-  static constexpr int most = d_rows, few = d_short, block = 4 * d_rows;
+  static constexpr int most = d_rows, few = d_short, block = 4 * d_rows, depth = 512;
 };
+template <class C> constexpr int64_t d_left_step = d_tile_rows<C>::depth + d_lanes;
+// Whether cells of type C are multiplied in tile registers.
+template <class C> constexpr bool d_on_tiles = false;
 // Whether the next tile of the `left` remaining rows is a smaller one, which they fill better.
 template <class C = float> d_inline bool d_takes_short(int64_t left) {
   typedef d_tile_rows<C> rows;
@@ -98,7 +102,8 @@ template <> constexpr int64_t d_held<d_pair> = 2;
 #endif
 #if defined(D_TILES)
 // Two by two tiles of sums: each tile of an operand is read for two of them.
-template <> struct d_tile_rows<d_pair> { static constexpr int most = 32, few = 16, block = 64; };
+template <> struct d_tile_rows<d_pair> { static constexpr int most = 32, few = 16, block = 64, depth = 1024; };
+template <> constexpr bool d_on_tiles<d_pair> = true;
 #endif
 template <class T> using d_cell = typename d_cells<T>::type;
 // Number of cells that hold `count` numbers of type T along the depth.
@@ -133,16 +138,18 @@ d_inline void d_make(d_pair* to, const int8_t* from, int64_t step, int64_t left)
   const d_bf16 both[2] = {d_to_bf16(from[0]), d_to_bf16(left > 1 ? from[step] : 0)};
   d_make(to, both, 1, 2);
 }
-// Cells of two rows.
-d_inline void d_weave(const d_bf16* first, const d_bf16* second, int64_t n, d_pair* to) {
-#pragma omp simd
-  for (int64_t j = 0; j < n; ++j) to[j].bits = first[j] | (uint32_t)second[j] << 16;
+// g++ 12 converts a vector of 16-bit numbers in halves.
+d_inline d_words d_as_words(const d_bf16* at) {
+  d_words all;
+  asm("vpmovzxwd %1, %0" : "=v"(all) : "m"(*(const d_halfwords*)at));
+  return all;
 }
 d_inline d_words d_woven(const d_bf16* first, const d_bf16* second) {
-  d_halfwords a, b;
-  __builtin_memcpy(&a, first, sizeof a);
-  __builtin_memcpy(&b, second, sizeof b);
-  return __builtin_convertvector(a, d_words) | __builtin_convertvector(b, d_words) << 16;
+  return d_as_words(first) | d_as_words(second) << 16;
+}
+// Cells of a panel of two rows.
+d_inline void d_weave(const d_bf16* first, const d_bf16* second, d_pair* to) {
+  for (int v = 0; v < d_panel; v += d_lanes) *(d_words*)(to + v) = d_woven(first + v, second + v);
 }
 #endif
 
@@ -185,6 +192,18 @@ d_inline void d_keep_part(d_bf16* to, const d_vec* sum, int64_t n) {
   for (int64_t j = 0; j < n; ++j) to[j] = d_to_bf16(((const float*)sum)[j]);
 #endif
 }
+
+#if defined(__AVX512BF16__)
+// Numbers of two rows as cells.
+d_inline d_words d_paired(d_vec first, d_vec second) {
+  static const d_bf16 order[d_panel] = {0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23,
+                                        8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
+  d_words both;
+  asm("vcvtne2ps2bf16 %2, %1, %0" : "=v"(both) : "v"(second), "v"(first));
+  asm("vpermw %0, %1, %0" : "+v"(both) : "v"(*(const d_words*)order));
+  return both;
+}
+#endif
 
 // A vector of cells from adjacent numbers of type T, or from bytes that stand for such numbers.
 typedef int8_t d_bytes __attribute__((vector_size(d_lanes), aligned(1), may_alias));
@@ -259,10 +278,10 @@ template <int R, int V>
 d_inline void d_tile_step(const d_pair* a, int64_t a_step, const d_pair* b, int64_t b_step) {
   constexpr int64_t cell = sizeof(d_pair);
   d_tile_load<4>(a, a_step * cell);
-  d_tile_load<6>(b, b_step * cell);
+  d_tile_stream<6>(b, b_step * cell);
   d_tile_join<0, 4, 6>();
   if constexpr (V == 2) {
-    d_tile_load<7>(b + 16, b_step * cell);
+    d_tile_stream<7>(b + 16, b_step * cell);
     d_tile_join<1, 4, 7>();
   }
   if constexpr (R == 32) {
@@ -271,17 +290,21 @@ d_inline void d_tile_step(const d_pair* a, int64_t a_step, const d_pair* b, int6
     if constexpr (V == 2) d_tile_join<3, 5, 7>();
   }
 }
-// `sums`: R rows of two vectors; the second ones stay as they are if V is 1.
-template <int R, int V>
+// `sums`: R rows of two vectors; the second ones stay as they are if V is 1. `between` runs after each
+// step: other work overlaps with the tile unit's.
+template <int R, int V, class F>
 __attribute__((noinline)) static void d_tile_sums(int64_t depth, const d_tile_operands<d_pair>& of,
-                                                  float* sums) {
+                                                  float* sums, const F& between) {
   constexpr int64_t row = 2 * sizeof(d_vec);
   d_tile_zero<0>();
   d_tile_zero<1>();
   d_tile_zero<2>();
   d_tile_zero<3>();
   int64_t k = 0;
-  for (; k + 16 <= depth; k += 16) d_tile_step<R, V>(of.a + k, of.a_row, of.b + k * of.b_step, of.b_step);
+  for (; k + 16 <= depth; k += 16) {
+    d_tile_step<R, V>(of.a + k, of.a_row, of.b + k * of.b_step, of.b_step);
+    between();
+  }
   if (k < depth) {  // the rest, filled up with zeros
     d_pair a[R * 16], b[16 * d_panel];
     d_clear(a, 0, R * 16);
@@ -303,7 +326,7 @@ d_inline void d_tile_of(int64_t depth, const d_tile_operands<d_pair>& of, const 
   d_vec sums[2 * R];
   if constexpr (V == 1)
     for (int i = 0; i < R; ++i) sums[2 * i + 1] = d_vec{};
-  d_tile_sums<R, V>(depth, of, (float*)sums);
+  d_tile_sums<R, V>(depth, of, (float*)sums, [] {});
   for (int i = 0; i < R; ++i) keep(i, sums + 2 * i);
 }
 #endif
@@ -548,8 +571,8 @@ static void d_lines(const d_bf16* from, int64_t row_step, int64_t column_step, i
   }
   constexpr int64_t n = d_lanes;
   const int64_t whole_rows = row_step == 1 ? rows / n * n : 0, whole = depth / 2 / n * n;
-  for (int64_t r = 0; r < whole_rows; r += n)
-    for (int64_t c = 0; c < whole; c += n) {
+  for (int64_t c = 0; c < whole; c += n)
+    for (int64_t r = 0; r < whole_rows; r += n) {
       d_words square[d_lanes];
 #pragma GCC unroll 16
       for (int i = 0; i < d_lanes; ++i) {
@@ -567,16 +590,22 @@ static void d_lines(const d_bf16* from, int64_t row_step, int64_t column_step, i
 static void d_layers(const d_bf16* from, int64_t row_step, int64_t column_step, int64_t depth,
                      int64_t columns, d_pair* to) {
   if (row_step == 1) return d_transpose(from, column_step, columns, depth, to, d_panel);
-  for (int64_t k = 0; k < depth; k += 2, from += 2 * row_step, to += d_panel) {
-    if (column_step == 1 && columns == d_panel && k + 1 < depth) {
-      d_weave(from, from + row_step, d_panel, to);
-    } else if (column_step == 1 && k + 1 < depth) {
-      d_weave(from, from + row_step, columns, to);
-    } else {
-      for (int64_t j = 0; j < columns; ++j)
-        d_make(to + j, from + j * column_step, row_step, depth - k);
+  for (int64_t k = 0; k < depth; k += 2, from += 2 * row_step, to += d_panel)
+    for (int64_t j = 0; j < columns; ++j)
+      d_make(to + j, from + j * column_step, row_step, depth - k);
+}
+// Whole panels of a row-major operand; each pair of rows is read once, as neighbours are prefetched.
+static void d_woven_panels(const d_bf16* from, int64_t row_step, int64_t depth, int64_t panels,
+                           d_pair* to) {
+  const int64_t cells = d_cells_of<d_bf16>(depth);
+  for (int64_t k = 0; k < cells; ++k, from += 2 * row_step)
+    for (int64_t j = 0; j < panels * d_panel; j += d_panel) {
+      d_pair* panel = to + j * cells + k * d_panel;
+      if (2 * k + 1 < depth)
+        d_weave(from + j, from + row_step + j, panel);
+      else
+        for (int64_t i = 0; i < d_panel; ++i) d_make(panel + i, from + j + i, 1, 1);
     }
-  }
 }
 #endif
 
@@ -586,7 +615,15 @@ template <class W, class T = W>
 static void d_panels(const W* from, int64_t row_step, int64_t column_step, int64_t depth,
                      int64_t columns, d_cell<T>* to) {
   const int64_t size = d_cells_of<T>(depth) * d_panel;
-  for (int64_t j = 0; j < columns; j += d_panel, to += size) {
+  int64_t j = 0;
+#if defined(__AVX512BF16__)
+  if constexpr (d_held<d_cell<T>> == 2 && sizeof(W) == 2)
+    if (column_step == 1) {
+      j = columns / d_panel * d_panel;
+      d_woven_panels(from, row_step, depth, columns / d_panel, to);
+    }
+#endif
+  for (to += j / d_panel * size; j < columns; j += d_panel, to += size) {
     const int64_t width = d_least(columns - j, d_panel);
     if (width < d_panel) d_clear(to, 0, size);
     if constexpr (sizeof(W) == 1)  // the bytes of a column are adjacent

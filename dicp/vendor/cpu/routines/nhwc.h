@@ -49,11 +49,11 @@ struct d_convolution_nhwc {
   }
 #if defined(__AVX512BF16__)
   typedef d_products<d_bf16> products;
-  static constexpr int64_t tile_block = d_tile_rows<d_pair>::block;
+  static constexpr int64_t tile_block = d_tile_rows<d_pair>::block, left_step = products::left_step;
 
   // Channels that are summed at a time: their cells of all taps are copied together.
   int64_t block() const {
-    const int64_t most = d_held<d_pair> * (d_depth / taps());
+    const int64_t most = d_held<d_pair> * (products::most_depth / taps());
     if (channels <= most) return channels;
     const int64_t unit = most < d_panel ? d_held<d_pair> : d_panel, whole = most / unit * unit;
     const int64_t parts = (channels + whole - 1) / whole;
@@ -69,7 +69,7 @@ struct d_convolution_nhwc {
   void patches(int64_t pixel, int64_t count, int64_t channel, int64_t some, d_pair* to) const {
     const int64_t cells = d_cells_of<d_bf16>(some), along = x.dilation * in_pixel;
     int64_t image = pixel / pixels(), row = pixel % pixels() / x.out, column = pixel % x.out;
-    for (int64_t r = 0; r < count; ++r, to += d_left_step) {
+    for (int64_t r = 0; r < count; ++r, to += left_step) {
       d_pair* tap = to;
       for (int64_t i = 0; i < y.taps; ++i) {
         const bool above = y.inside(row, i);
@@ -100,7 +100,7 @@ struct d_convolution_nhwc {
     const int64_t count = taps(), cells = d_cells_of<d_bf16>(some);
     for (int64_t f = 0; f < d_panel; ++f) {
       const d_bf16* from = weights + ((filter + d_least(f, wide - 1)) * channels + channel) * count;
-      d_pair* line = rows + f * d_left_step;
+      d_pair* line = rows + f * left_step;
       for (int64_t c = 0; c < some; c += 2, from += 2 * count)  // pairs of channels, tap by tap
         for (int64_t tap = 0, n; tap < count; tap += n, line += n) {
           n = d_least(count - tap, d_lanes);
@@ -118,7 +118,7 @@ struct d_convolution_nhwc {
       for (int64_t f = 0; f < d_panel; f += d_lanes) {
         d_words square[d_lanes];
         for (int i = 0; i < d_lanes; ++i)
-          __builtin_memcpy(&square[i], rows + (f + i) * d_left_step + k, sizeof(d_words));
+          __builtin_memcpy(&square[i], rows + (f + i) * left_step + k, sizeof(d_words));
         d_transpose_words(square);
         for (int i = 0; i < d_lanes; ++i)
           if (places[i]) __builtin_memcpy(places[i] + f, &square[i], sizeof(d_words));
@@ -150,6 +150,7 @@ struct d_convolution_nhwc {
            *rows = (d_pair*)(room + all.room(count));
     float* before = room + all.sums();
     const int64_t step = block();
+    products::open_tile open;
     for (int64_t channel = 0, done = 0; channel < channels; channel += step) {
       const int64_t some = d_least(channels - channel, step);
       const int64_t part = taps() * d_cells_of<d_bf16>(some);
@@ -165,12 +166,16 @@ struct d_convolution_nhwc {
         high = d_least(end - i, most);
         float* sums = before + (all.parted() ? i * d_round_up(n, d_panel) : 0);
         all.row_of_tiles(most, pixel + i, high, filter, n, done, part,
-                         {lines + i % tile_block * d_left_step, d_left_step, 1, panels, d_panel},
-                         part * d_panel, sums, out + (pixel + i) * filters + filter);
-        if (skips && channel + step >= channels) correct(pixel + i, high, filter, n);
+                         {lines + i % tile_block * left_step, left_step, 1, panels, d_panel},
+                         part * d_panel, sums, out + (pixel + i) * filters + filter, open);
+        if (skips && channel + step >= channels) {
+          all.close(open);
+          correct(pixel + i, high, filter, n);
+        }
       }
       done += part;
     }
+    all.close(open);
   }
   // Tasks are strips of filters and parts of the pixels.
   void run() const {
@@ -180,7 +185,7 @@ struct d_convolution_nhwc {
     int64_t parts = (all.rows + d_high - 1) / d_high;
     while (strips * parts < threads && all.rows > parts * 2 * d_tile_rows<d_pair>::most) ++parts;
     const int64_t step = d_round_up((all.rows + parts - 1) / parts, d_tile_rows<d_pair>::most);
-    const d_rooms rooms(all.room(step) + d_panel * d_left_step);
+    const d_rooms rooms(all.room(step) + d_panel * left_step);
     if (!rooms.at) return;
 #pragma omp parallel if (all.rows * filters * all.depth > 50000)
     {

@@ -6,16 +6,31 @@
 #pragma once
 #include "dots.h"
 
-constexpr int64_t d_depth = 512;  // cells that are summed before the next ones are copied
-constexpr int64_t d_left_step = d_depth + d_lanes;
 constexpr int64_t d_high = 512;   // rows of C that are enough for a task
+constexpr int64_t d_most_high = 4096;  // most of them where each part of them copies B
 constexpr int64_t d_most_parted = 1 << 15;  // most elements of C for which each thread has sums of its own
 constexpr int64_t d_few = 384;    // rows of C for which copying B costs more than it saves
+
+// A tile whose sums are complete, while the epilogue of its rows from `next` to `high` is not: on tile
+// registers it overlaps with the products of the next tile.
+template <class T, class C> struct d_open_tile {};
+#if defined(D_TILES)
+template <class T> struct d_open_tile<T, d_pair> {
+  alignas(64) float rooms[2][d_tile_rows<d_pair>::most * d_panel];
+  float add[d_panel];  // the bias of its columns
+  float *sums = rooms[0], *before;
+  int64_t next = 0, high = 0, row, wide;
+  bool has_before, last, plain;  // plain: the sums and a bias of columns are stored, whole rows
+  T* out;
+};
+#endif
 
 // `by_columns`: C is written in columns, which lie c_row apart. B holds numbers of type W, which become T.
 template <class T, bool by_columns = false, class W = T> struct d_products {
   typedef d_cell<T> cell;
   typedef d_tile_rows<cell> tile_rows;
+  typedef d_open_tile<T, cell> open_tile;
+  static constexpr int64_t most_depth = tile_rows::depth, left_step = d_left_step<cell>;
   int64_t batches, rows, columns, depth;
   d_matrix<T> a;
   d_matrix<W> b;
@@ -26,7 +41,7 @@ template <class T, bool by_columns = false, class W = T> struct d_products {
 
   int64_t cells() const { return d_cells_of<T>(depth); }
   int64_t panels() const { return (columns + d_panel - 1) / d_panel; }
-  bool parted() const { return cells() > d_depth; }
+  bool parted() const { return cells() > most_depth; }
   // Whether A is read in place: its elements, or pairs of them, are cells.
   bool reads_a() const {
     if (d_held<cell> == 1) return sizeof(T) == sizeof(cell);
@@ -37,7 +52,7 @@ template <class T, bool by_columns = false, class W = T> struct d_products {
     return sizeof(W) == sizeof(float) && b.column == 1 && n % d_panel == 0 && rows <= d_few;
   }
   // Panels of a strip of columns: more where each strip copies A.
-  int64_t most() const { return reads_a() ? 4 : 8; }
+  int64_t most() const { return reads_a() && !d_on_tiles<cell> ? 4 : 8; }
 
   // The epilogue that tiles do not do themselves, for up to `high` rows; `tile` holds their sums.
   void complete(float* tile, int64_t row, int64_t high, int64_t wide, T* out) const {
@@ -79,7 +94,9 @@ template <class T, bool by_columns = false, class W = T> struct d_products {
   // before. Long sums are made of short ones: rounding errors stay small.
   void row_of_tiles(int64_t most, int64_t row, int64_t high, int64_t column, int64_t n,
                     int64_t done, int64_t part, d_tile_operands<cell> from, int64_t panel,
-                    float* before, T* out) const {
+                    float* before, T* out, open_tile& open) const {
+    if constexpr (d_on_tiles<cell>)
+      return open_tiles(most, row, high, column, n, done, part, from, panel, before, out, open);
     const int64_t step = d_round_up(n, d_panel), times = (part + d_sweep - 1) / d_sweep;
     const bool last = done + part == cells(), plain = activation == d_none && high == most && !by_row;
     for (int64_t j = 0; j < n; j += d_panel, from.b += panel, before += d_panel) {
@@ -112,6 +129,78 @@ template <class T, bool by_columns = false, class W = T> struct d_products {
       complete(tile, row, high, wide, at(out, 0, j));
     }
   }
+#if defined(D_TILES)
+  // The same on tile registers; the epilogue of the last tile is left to `close`.
+  void open_tiles(int64_t most, int64_t row, int64_t high, int64_t column, int64_t n, int64_t done,
+                  int64_t part, d_tile_operands<cell> from, int64_t panel, float* before, T* out,
+                  open_tile& open) const {
+    const int64_t times = part / 16 + 1;  // at least the calls of `between`
+    for (int64_t j = 0; j < n; j += d_panel, from.b += panel, before += most * d_panel) {
+      const int64_t wide = d_least(n - j, d_panel), rows = (open.high - open.next + times - 1) / times;
+      const auto between = [&] { close_rows(open, d_least(open.next + rows, open.high)); };
+      float* sums = open.rooms[open.sums == open.rooms[0]];
+      if (most == tile_rows::few) d_tile_sums<tile_rows::few, 2>(part, from, sums, between);
+      else if (wide <= d_lanes) d_tile_sums<tile_rows::most, 1>(part, from, sums, between);
+      else d_tile_sums<tile_rows::most, 2>(part, from, sums, between);
+      close(open);
+      open.sums = sums, open.next = 0, open.high = high, open.row = row, open.wide = wide;
+      open.before = before, open.has_before = done != 0;
+      open.last = done + part == cells(), open.out = at(out, 0, j);
+      open.plain = open.last && !done && activation == d_none && !by_row && wide == d_panel;
+      d_clear(open.add, bias && !by_row ? wide : 0, d_panel);
+      if (bias && !by_row) d_copy(bias + column + j, 0, 1, 1, wide, open.add, 0);
+    }
+  }
+  // The epilogue of the open tile's rows before `end`.
+  __attribute__((noinline, visibility("hidden"))) void close_rows(open_tile& open, int64_t end) const {
+    const d_vec *add = (const d_vec*)open.add, left = add[0], right = add[1];
+    if (by_columns || !open.plain)
+      for (; open.next < end; ++open.next) close_row(open, open.next);
+    for (; open.next < end; ++open.next) {
+      const d_vec* sum = (const d_vec*)open.sums + 2 * open.next;
+      const d_vec all[2] = {sum[0] + left, sum[1] + right};
+      d_keep(open.out + open.next * c_row, all, false);
+    }
+  }
+  void close_row(open_tile& open, int64_t r) const {
+    d_vec *sum = (d_vec*)open.sums + 2 * r, *before = (d_vec*)open.before + 2 * r;
+    if (open.has_before) sum[0] += before[0], sum[1] += before[1];
+    if (!open.last) {
+      before[0] = sum[0], before[1] = sum[1];
+      return;
+    }
+    const d_vec *add = (const d_vec*)open.add, all = d_vec{} + (by_row ? d_wide(bias[open.row + r]) : 0);
+    sum[0] += all + add[0], sum[1] += all + add[1];
+    d_activate(activation, (float*)sum, d_panel);
+    if constexpr (!by_columns) {
+      if (open.wide == d_panel) d_keep(open.out + r * c_row, sum, false);
+      else d_keep_part(open.out + r * c_row, sum, open.wide);
+    } else if (r == open.high - 1) {
+      keep_pairs(open.sums, open.high, open.wide, open.out);
+    }
+  }
+  // Stores a tile whose columns are rows in memory: pairs of its rows are transposed as words.
+  void keep_pairs(const float* tile, int64_t high, int64_t wide, T* out) const {
+    const uint32_t mask = (uint32_t)(((uint64_t)1 << high) - 1);
+    for (int64_t j = 0; j < wide; j += d_lanes) {
+      d_words square[d_lanes];
+#pragma GCC unroll 16
+      for (int i = 0; i < d_lanes; ++i) {
+        const float* rows = tile + 2 * i * d_panel + j;
+        square[i] = d_paired(*(const d_vec*)rows, *(const d_vec*)(rows + d_panel));
+      }
+      d_transpose_words(square);
+#pragma GCC unroll 16
+      for (int i = 0; i < d_lanes; ++i)
+        if (j + i < wide)
+          asm("vmovdqu16 %1, %0%{%2%}" : "+m"(*(d_words*)(out + (j + i) * c_row)) : "v"(square[i]), "Yk"(mask));
+    }
+  }
+#endif
+  // The epilogue of the open tile, if there is one.
+  void close(open_tile& open) const {
+    if constexpr (d_on_tiles<cell>) close_rows(open, open.high);
+  }
   // Prefetches the rows of A of the next tiles: short rows end before the hardware prefetcher starts.
   void prefetch(const T* line, int64_t left) const {
     constexpr int64_t step = d_line / sizeof(T);
@@ -123,8 +212,8 @@ template <class T, bool by_columns = false, class W = T> struct d_products {
     return by_columns ? c + row + column * c_row : c + row * c_row + column;
   }
   // Floats that a task needs: copies of A and of B, and sums of `high` rows.
-  int64_t copies() const { return tile_rows::block * d_left_step; }
-  int64_t sums() const { return copies() + d_depth * d_panel * most(); }
+  int64_t copies() const { return tile_rows::block * left_step; }
+  int64_t sums() const { return copies() + most_depth * d_panel * most(); }
   int64_t room(int64_t high) const {
     return sums() + (parted() ? d_round_up(high, tile_rows::most) : tile_rows::most) * d_panel * most();
   }
@@ -135,27 +224,30 @@ template <class T, bool by_columns = false, class W = T> struct d_products {
     const W* from_b = b.data + batch * b.batch + column * b.column;
     T* out = at(c + batch * c_batch, row, column);
     cell* panels = (cell*)(room + copies());
-    for (int64_t done = 0; !done || done < cells(); done += d_depth) {  // sums of nothing are 0
-      const int64_t part = d_least(cells() - done, d_depth), first = done * d_held<cell>;
+    open_tile open;
+    for (int64_t done = 0; !done || done < cells(); done += most_depth) {  // sums of nothing are 0
+      const int64_t part = d_least(cells() - done, most_depth), first = done * d_held<cell>;
       const W* right = from_b + first * b.row;
       d_tile_operands<cell> from = {nullptr, 0, 0, (const cell*)right, b.row};
       if (!reads_b(n)) {
-        const int64_t numbers = d_least(depth - first, d_depth * d_held<cell>);
+        const int64_t numbers = d_least(depth - first, most_depth * d_held<cell>);
         d_panels<W, T>(right, b.row, b.column, numbers, n, panels);
         from.b = panels, from.b_step = d_panel;
       }
       const int64_t panel = reads_b(n) ? d_panel : part * d_panel;
-      blocks(from_a + first * a.column, row, count, column, n, done, part, from, panel, room, out);
+      blocks(from_a + first * a.column, row, count, column, n, done, part, from, panel, room, out, open);
     }
+    close(open);
   }
   // The same for one part of the sums; A is copied in blocks of rows, or for the last rows alone.
   void blocks(const T* lines, int64_t row, int64_t count, int64_t column, int64_t n, int64_t done,
-              int64_t part, d_tile_operands<cell> from, int64_t panel, float* room, T* out) const {
+              int64_t part, d_tile_operands<cell> from, int64_t panel, float* room, T* out,
+              open_tile& open) const {
     const int64_t numbers = d_least(depth - done * d_held<cell>, part * d_held<cell>);
     float* before = room + sums();
     for (int64_t i = 0, high, end = 0; i < count; i += high) {
       const T* line = lines + i * a.row;
-      cell* copy = (cell*)room + (reads_a() ? 0 : i % tile_rows::block * d_left_step);
+      cell* copy = (cell*)room + (reads_a() ? 0 : i % tile_rows::block * left_step);
       const bool next = i == end;
       if (next) end = reads_a() ? count : d_least(count, end + tile_rows::block);
       const int64_t left = end - i;
@@ -165,18 +257,18 @@ template <class T, bool by_columns = false, class W = T> struct d_products {
         from.a = (const cell*)line, from.a_row = a.row / d_held<cell>, from.a_step = a.column;
       } else {
         if (next || reads_a())
-          d_lines(line, a.row, a.column, reads_a() ? high : left, numbers, copy, d_left_step);
-        from.a = copy, from.a_row = d_left_step, from.a_step = 1;
+          d_lines(line, a.row, a.column, reads_a() ? high : left, numbers, copy, left_step);
+        from.a = copy, from.a_row = left_step, from.a_step = 1;
       }
       if (reads_a() && a.column == 1 && !parted()) prefetch(line + high * a.row, left - high);
       float* sums = before + (parted() ? i * d_round_up(n, d_panel) : 0);
-      row_of_tiles(most, row + i, high, column, n, done, part, from, panel, sums, at(out, i, 0));
+      row_of_tiles(most, row + i, high, column, n, done, part, from, panel, sums, at(out, i, 0), open);
     }
   }
   // Split-K: whether each thread sums a part of the depth, for a small result of great depth.
   bool by_depth(int64_t threads) const {
     return batches == 1 && activation == d_none && !bias && rows <= d_high && threads > 1 &&
-           rows * columns <= d_most_parted && 2 * depth >= 3 * threads * d_depth;
+           rows * columns <= d_most_parted && 2 * depth >= 3 * threads * most_depth;
   }
   void run_by_depth(int64_t threads) const {
     const int64_t size = rows * columns, wide = most() * d_panel;
@@ -215,7 +307,8 @@ template <class T, bool by_columns = false, class W = T> struct d_products {
       if (by_depth(threads)) return run_by_depth(threads);
     int64_t strips = d_round_up((panels() + most() - 1) / most(), batches % threads ? threads : 1);
     strips = d_least(strips, panels());
-    int64_t parts = (rows + d_high - 1) / d_high;
+    const int64_t enough = d_on_tiles<cell> && !parted() ? d_most_high : d_high;
+    int64_t parts = (rows + enough - 1) / enough;
     while (batches * strips * parts < threads && rows > parts * 2 * tile_rows::most) ++parts;
     const int64_t step = d_round_up((rows + parts - 1) / parts, tile_rows::most);
     const d_rooms rooms(room(step));

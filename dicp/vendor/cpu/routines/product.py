@@ -16,7 +16,7 @@ from dicp.loop.lowering import Lowering, RuleTable, Value
 from dicp.loop.lowering.library import rows_of
 from dicp.vendor.cpu import library
 from dicp.vendor.cpu.calibration import ShapeClass, shape_class
-from dicp.vendor.cpu.routines.common import call, is_few, is_taken, multiplies
+from dicp.vendor.cpu.routines.common import call, is_few, is_taken
 from dicp.vendor.cpu.thresholds import (
     MAX_BYTES_ROWS,
     MAX_DOTS,
@@ -25,10 +25,11 @@ from dicp.vendor.cpu.thresholds import (
     MAX_PACKING,
     MAX_TRANSPOSED,
     MAX_TRANSPOSED_ROWS,
+    MAX_TRANSPOSED_TILE_ROWS,
     TRANSPOSED_FILL,
     TRANSPOSED_VECTOR,
 )
-from dicp.vendor.cpu.toolchain import has_feature
+from dicp.vendor.cpu.toolchain import has_feature, has_tiles
 
 aten = torch.ops.aten
 
@@ -45,6 +46,10 @@ def variant(
     """The group of routines for a product; `in_place`: its right operand is column-major."""
     if not in_place or not isinstance(rows, int):
         return "product"
+    if dtype == torch.bfloat16 and has_tiles():
+        if rows == 1:
+            return "dots"
+        return "product_transposed" if rows <= MAX_TRANSPOSED_TILE_ROWS else "product"
     if rows <= MAX_DOTS:
         return "dots"
     vectors = -(-rows // TRANSPOSED_VECTOR)
@@ -106,10 +111,12 @@ class Products:
     """Rules of products by the fastest of BLAS, oneDNN and our kernel.
 
     `past_blas`: the classes of shapes whose float32 products oneDNN computes faster than BLAS by
-    the margin of `calibration`; our kernel is at least as fast as oneDNN's.
+    the margin of `calibration`; our kernel is at least as fast as oneDNN's. `own_tiles`: those in
+    bfloat16 that we compute faster than oneDNN, where the processor has tile registers.
     """
 
     past_blas: frozenset[ShapeClass]
+    own_tiles: frozenset[ShapeClass] = frozenset()
 
     def rules(self) -> RuleTable:
         table = RuleTable()
@@ -124,10 +131,24 @@ class Products:
         wide = a.dtype != torch.float32
         return wide or shape_class(a.shape[0], a.shape[1], b.shape[1]) in self.past_blas
 
+    def takes(self, which: ShapeClass, *values: Value | None) -> bool:
+        """Whether our kernel multiplies these tensors, as operands of a product of this class."""
+        narrow = any(v is not None and v.dtype == torch.bfloat16 for v in values)
+        return is_taken(*values) and (which in self.own_tiles or not (narrow and has_tiles()))
+
+    def fits(self, lw: Lowering, out: Ref, a: Value, b: Value, *more: Value | None) -> bool:
+        """Whether our kernel computes the product a @ b of matrices, and faster than oneDNN's."""
+        which = shape_class(a.shape[0], a.shape[1], b.shape[1])
+        if not self.takes(which, a, b, *more) or out.strides[-1] != 1:
+            return False
+        transposed = a.dtype == torch.bfloat16 and lw.realize(a).strides[-1] != 1
+        kind = variant(a.dtype, a.shape[0], b.shape[1], lw.realize(b).strides[0] == 1)
+        return _is_better(a.shape[0], b.shape[1], a.shape[1], transposed, kind)
+
     def bmm(self, lw: Lowering, a: Value, b: Value) -> Value:
         (out,) = lw.results()
         few = is_few(a.shape[1]) and lw.realize(b).strides[1] != 1
-        if not multiplies(lw, a, b) or out.strides[-1] != 1 or few:
+        if not self.takes("medium", a, b) or out.strides[-1] != 1 or few:
             return lw.call(aten.bmm.default, (a, b), out_variant=aten.bmm.out)[0]
         return _product(lw, a, b, out)
 
@@ -137,7 +158,7 @@ class Products:
         weights = _bytes_of(lw, a, out, MAX_OWN_BYTES_ROWS if past_blas else MAX_BYTES_ROWS)
         if weights is not None:
             return _by_bytes(lw, a, weights, out)
-        own = past_blas and _fits_product(lw, out, a, b)
+        own = past_blas and self.fits(lw, out, a, b)
         return _product(lw, a, b, out) if own else library.mm(lw, a, b, past_blas)
 
     def addmm(
@@ -146,7 +167,7 @@ class Products:
         (out,) = lw.results()
         row = bias.ndim == 1 and bias.shape[0] == b.shape[1] and beta == 1 and alpha == 1
         past_blas = self.is_past_blas(a, b)
-        if not (past_blas and row and _fits_product(lw, out, a, b, bias)):
+        if not (past_blas and row and self.fits(lw, out, a, b, bias)):
             return library.addmm(lw, bias, a, b, beta, alpha, past_blas)
         return _product(lw, a, b, out, bias)
 
@@ -159,7 +180,7 @@ class Products:
         transposed = lw.permute(w, [1, 0])
         shallow = isinstance(x.shape[1], int) and x.shape[1] <= MAX_FUSED_DEPTH
         own = shallow or self.is_past_blas(x, transposed)
-        if not (own and _fits_product(lw, out, x, transposed, bias)):
+        if not (own and self.fits(lw, out, x, transposed, bias)):
             return library.linear(lw, x, w, bias, activation)
         return _product(lw, x, transposed, out, bias, activation)
 
@@ -175,15 +196,6 @@ def product_sizes(
     if out.dtype != dtype or out.ndim != 2:
         return None
     return out.shape[0], left.meta["val"].shape[1], out.shape[1]
-
-
-def _fits_product(lw: Lowering, out: Ref, a: Value, b: Value, *more: Value | None) -> bool:
-    which = shape_class(a.shape[0], a.shape[1], b.shape[1])
-    if not multiplies(lw, a, b, *more, which=which) or out.strides[-1] != 1:
-        return False
-    transposed = a.dtype == torch.bfloat16 and lw.realize(a).strides[-1] != 1
-    kind = variant(a.dtype, a.shape[0], b.shape[1], lw.realize(b).strides[0] == 1)
-    return _is_better(a.shape[0], b.shape[1], a.shape[1], transposed, kind)
 
 
 def _bytes_of(lw: Lowering, a: Value, out: Ref, most: int) -> Ref | None:

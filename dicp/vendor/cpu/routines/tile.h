@@ -26,6 +26,10 @@ template <int t> d_inline void d_tile_zero() { asm volatile("tilezero %%tmm%c0" 
 template <int t> d_inline void d_tile_load(const void* from, int64_t step) {
   asm volatile("tileloadd (%1,%2,1), %%tmm%c0" ::"i"(t), "r"(from), "r"(step) : "memory");
 }
+// The same for bytes that are read once: the L1 cache keeps what is read again (TILELOADDT1).
+template <int t> d_inline void d_tile_stream(const void* from, int64_t step) {
+  asm volatile("tileloaddt1 (%1,%2,1), %%tmm%c0" ::"i"(t), "r"(from), "r"(step) : "memory");
+}
 template <int t> d_inline void d_tile_store(void* to, int64_t step) {
   asm volatile("tilestored %%tmm%c0, (%1,%2,1)" ::"i"(t), "r"(to), "r"(step) : "memory");
 }
