@@ -56,6 +56,7 @@ GRAPHS: dict[str, Callable[[], tuple[Callable[..., Any], list[Any], dict[str, An
         lambda x, w, b: F.layer_norm(x, (32,), w, b), [f32(4, 32), f32(32), f32(32)], {}
     ),
     "rows_prefetched": lambda: (lambda x: x.softmax(-1), [f32(512, 1024)], {}),
+    "columns_apart": lambda: (lambda x, y: (x.t() * y).sum(0), [f32(24, 128), f32(128, 24)], {}),
     "column_sum": lambda: (lambda x: x.sum(0), [f32(100, 48)], {}),
     "full_reduction": lambda: (lambda x: (x * x).sum(), [f32(300, 400)], {}),
     "argmax": lambda: (lambda x: x.argmax(-1), [f32(4, 9)], {}),

@@ -79,6 +79,11 @@ d_inline bool d_is_centred(double sum, double squares, int64_t count) {
 }
 // The calling thread's part of memory that was allocated for the team.
 d_inline char* d_own_room(char* rooms, int64_t bytes) { return rooms + d_thread() * bytes; }
+// A number whose value the compiler does not know.
+d_inline int64_t d_unknown(int64_t n) {
+  asm("" : "+r"(n));
+  return n;
+}
 // Chunks of a reduction or scatter that threads divide: at least 16, so that their number, and with
 // it the rounding of sums, is that of any machine of up to 16 threads.
 constexpr int64_t d_max_chunks = 256;

@@ -47,6 +47,8 @@ seeds. Sums of 64x512 to 8192x1024 elements take 0.92 to 1.03 of the time with t
 COLUMN_TILE = 512
 """Columns of an outer reduction that have their accumulators in the L1 cache at a time: 4 KiB of
 doubles for each reduction."""
+MIN_HIDDEN_STEP = 16
+"""Elements between columns from which the compiler is not told their number: fewer fit a vector."""
 MAX_TILE = 3 * COLUMN_TILE
 """Most columns whose block sums a thread has at a time: what a split outer reduction may have."""
 PLACE_BLOCK = 256
