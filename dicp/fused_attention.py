@@ -7,12 +7,14 @@ then has a rule of its own, a library call, or an unfused form.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
 from dicp.torch_private import ATTENTION_FORWARD
+
+Marks = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], bool | None]
 
 
 @dataclass(frozen=True)
@@ -36,12 +38,21 @@ class FusedAttention:
     """The operator among them whose backward also gives the gradient of the mask."""
     largest_batch: int | None = None
     """The largest batch for which that gradient is right."""
-    marks_hidden_rows: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], bool] | None = None
+    marks_hidden_rows: Marks | None = None
     """Whether, for these queries, keys and values, rows of NaN scores give NaN, and the second
     result is -inf in rows without a score above -inf, and in no others: these are 0, and NaN in
-    unfused attention. Unfused attention of other tensors stays unfused. None: not known; the mask
-    tells which rows are hidden."""
+    unfused attention. False: unfused attention of these tensors stays unfused. None, of the field
+    or as the answer: not known; the mask tells which rows are hidden."""
 
 
 ANY_ATTENTION = FusedAttention(operators=(ATTENTION_FORWARD,), any_mask=True)
 """One operator for all calls: of the host's library, and of vendors' graph compilers."""
+
+
+def _none_marked(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> bool:
+    return False
+
+
+HOST_LIBRARY_ATTENTION = replace(ANY_ATTENTION, marks_hidden_rows=_none_marked)
+"""The host's library: unfused attention stays unfused, since its operator gives 0 for a row whose
+scores are all -inf, and its second result does not tell which rows these are."""

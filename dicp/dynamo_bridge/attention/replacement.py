@@ -97,8 +97,12 @@ def operands(
     if not same_sizes(k, v):
         return None
     q = _batched(rw, q)
+    return None if _marks_hidden_rows(rw, q, k, v) is False else (q, k, v)
+
+
+def _marks_hidden_rows(rw: Rewriter, q: fx.Node, k: fx.Node, v: fx.Node) -> bool | None:
     marks = attention_on(rw.context, q).marks_hidden_rows
-    return (q, k, v) if marks is None or marks(*map(value_of, (q, k, v))) else None
+    return None if marks is None else marks(*map(value_of, (q, k, v)))
 
 
 @dataclass(frozen=True, eq=False)
@@ -276,7 +280,8 @@ def _four_dims(rw: Rewriter, bias: fx.Node) -> fx.Node:
 
 def nan_where_hidden(rw: Rewriter, rows: fx.Node, call: Any, mask: ScoreMask) -> fx.Node:
     """`rows`, a result of the fused `call` or its gradient, with NaN where all scores are -inf."""
-    if attention_on(rw.context, rows).marks_hidden_rows is not None:
+    known = attention_on(rw.context, rows).marks_hidden_rows is not None  # of a single operator
+    if known and _marks_hidden_rows(rw, *call.args[:3]):
         row_max = rw(aten.unsqueeze.default, rw(operator.getitem, call, 1), -1)
     elif mask.may_hide_all and mask.bias is not None:
         row_max = rw(aten.amax.default, mask.bias, [-1], True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 
 import torch
 from torch import fx
@@ -29,6 +30,7 @@ from dicp.vendor.ascend.layout import with_formats
 from dicp.vendor.ascend.probe import EVERY_OPERATOR, Installed, probed
 from dicp.vendor.ascend.prototypes import DTYPES, PROTOTYPES
 from dicp.vendor.ascend.rules import RULES
+from dicp.vendor.ascend.rules.attention import are_tiled
 from dicp.vendor.ascend.rules.core import Ge
 from dicp.vendor.ascend.runtime import Driver, Model
 from dicp.vendor.ascend.sink import sunk
@@ -49,6 +51,15 @@ UNLISTED = tuple(
 HOST_TENSORS = "a tensor of the host, where there is a device; runs_on='device' has it copied"
 
 
+def _marks_hidden_rows(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> bool | None:
+    """Products and a softmax do (rules/attention.py). It is not known of GE's fused operators, of
+    which those for inference have no second result."""
+    return None if are_tiled(q, k) else True
+
+
+ATTENTION = replace(ANY_ATTENTION, marks_hidden_rows=_marks_hidden_rows)
+
+
 class AscendTarget(GraphTarget):
     """Compiles for Ascend chips; without CANN, for the simulator."""
 
@@ -59,7 +70,7 @@ class AscendTarget(GraphTarget):
         symbolic_shapes=True,
         keep=RULES.ops(),
         fusions=frozenset({"layer_norm", "rms_norm", "gelu"}),
-        attention={"cpu": ANY_ATTENTION, "npu": ANY_ATTENTION},
+        attention={"cpu": ATTENTION, "npu": ATTENTION},
         frozen_fusions=frozenset({"conv_bn"}),
     )
     rules = RULES

@@ -12,7 +12,7 @@ from torch import fx
 from dicp.cache import Cache, key_of
 from dicp.config import Config
 from dicp.errors import CompilerError, ToolchainError
-from dicp.fused_attention import ANY_ATTENTION
+from dicp.fused_attention import HOST_LIBRARY_ATTENTION
 from dicp.gpu.launch import Device, index_of
 from dicp.gpu.library import GPU_ATTENTION, OWN_RULES, GpuLowering
 from dicp.gpu.module_driver import ModuleDriver, open_driver
@@ -53,7 +53,7 @@ class MacaTarget(GpuTarget):
         symbolic_shapes=True,
         keep=OWN_RULES.ops(),
         fusions=frozenset({"layer_norm", "rms_norm", "gelu"}),
-        attention={"cpu": ANY_ATTENTION, "cuda": GPU_ATTENTION},
+        attention={"cpu": HOST_LIBRARY_ATTENTION, "cuda": GPU_ATTENTION},
         frozen_fusions=frozenset({"conv_bn"}),
         conv_channels_last="always",
     )

@@ -13,7 +13,7 @@ from torch import fx
 from dicp.cache import Cache, key_of
 from dicp.config import Config
 from dicp.errors import ToolchainError
-from dicp.fused_attention import ANY_ATTENTION
+from dicp.fused_attention import HOST_LIBRARY_ATTENTION
 from dicp.gpu.autotuner import Autotuner, Program, chooser, device_seconds
 from dicp.gpu.build import Variant
 from dicp.gpu.form import with_tile
@@ -58,7 +58,7 @@ class TritonTarget(GpuTarget):
         symbolic_shapes=True,
         keep=OWN_RULES.ops(),
         fusions=frozenset({"layer_norm", "rms_norm", "gelu"}),
-        attention={"cpu": ANY_ATTENTION, "cuda": GPU_ATTENTION},
+        attention={"cpu": HOST_LIBRARY_ATTENTION, "cuda": GPU_ATTENTION},
         frozen_fusions=frozenset({"conv_bn"}),
         conv_channels_last="always",
     )

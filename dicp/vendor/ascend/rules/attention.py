@@ -88,13 +88,18 @@ def _fits(g: Ge, kind: str, q: Value, k: Value, v: Value) -> bool:
     they take no booleans as masks, and what their masks of 16 bits mean is not documented."""
     if not (g.takes(kind, "query", q.dtype) and g.takes(kind, "atten_mask", torch.bool)):
         return False
+    some = not any(g.same(size, 0) for x in (q, k) for size in x.shape)
+    like = g.same_shape(k.shape[1::2], v.shape[1::2])  # of the rest, PyTorch demands it
+    return are_tiled(q, k) and some and like
+
+
+def are_tiled(q: Value | torch.Tensor, k: Value | torch.Tensor) -> bool:
+    """Whether the fused operators have tiles for the dtype, heads and head size."""
     heads, groups, width = q.shape[1], k.shape[1], q.shape[3]
     if q.dtype not in REDUCED_FLOATS or not all(isinstance(s, int) for s in (heads, groups, width)):
         return False
     sizes = heads <= MOST_HEADS and heads % groups == 0 and width <= WIDEST_HEAD
-    some = not any(g.same(size, 0) for x in (q, k) for size in x.shape)
-    like = g.same_shape(k.shape[1::2], v.shape[1::2])  # of the rest, PyTorch demands it
-    return sizes and some and like and width % HEAD_STEP == 0
+    return bool(sizes and width % HEAD_STEP == 0)
 
 
 @dataclass(frozen=True, eq=False)
