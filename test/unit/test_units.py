@@ -81,6 +81,7 @@ def test_routines_are_told_from_the_operators(
     dtype: torch.dtype,
 ) -> None:
     monkeypatch.setattr(product, "has_feature", lambda name: pairs)
+    monkeypatch.setattr(product, "has_tiles", lambda: False)
     gm = graph_of(function, *(torch.randn(s, dtype=dtype) for s in shapes))
     for train, names in (False, inference), (True, inference + more_in_training):
         library = dtype == torch.float64 or (function is F.conv2d and dtype == torch.bfloat16)
@@ -88,6 +89,18 @@ def test_routines_are_told_from_the_operators(
         if dtype == torch.bfloat16 and not pairs and "product_transposed" in names:
             known = {Group.of("product", dtype)}
         assert sorted(expected_groups(gm, train, lambda which: True)) == sorted(known)
+
+
+@pytest.mark.parametrize(
+    ("rows", "name"), [(1, "dots"), (4, "product_transposed"), (300, "product")]
+)
+def test_routines_of_tile_registers_are_told(
+    monkeypatch: pytest.MonkeyPatch, rows: int, name: str
+) -> None:
+    monkeypatch.setattr(product, "has_tiles", lambda: True)
+    x, w = (torch.randn(n, 8).to(torch.bfloat16) for n in (rows, 6))
+    told = expected_groups(graph_of(F.linear, x, w), False, lambda which: True)
+    assert told == [Group.of(name, torch.bfloat16)]
 
 
 @pytest.mark.parametrize("train", [False, True], ids=["inference", "training"])

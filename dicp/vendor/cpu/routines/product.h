@@ -7,7 +7,7 @@
 #include "dots.h"
 
 constexpr int64_t d_high = 512;   // rows of C that are enough for a task
-constexpr int64_t d_most_high = 4096;  // most of them where each part of them copies B
+constexpr int64_t d_most_high = 4096;  // the same on tile registers: each task copies its columns of B
 constexpr int64_t d_most_parted = 1 << 15;  // most elements of C for which each thread has sums of its own
 constexpr int64_t d_few = 384;    // rows of C for which copying B costs more than it saves
 
