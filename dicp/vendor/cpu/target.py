@@ -263,8 +263,9 @@ def _classes(gm: fx.GraphModule, dtype: torch.dtype) -> set[ShapeClass]:
     for node in gm.graph.nodes:
         if sizes := product_sizes(node, dtype):
             found.add(shape_class(*sizes))
-        elif dtype == torch.bfloat16 and node.target is torch.ops.aten.bmm.default:
-            found.update(["medium"] if node.meta["val"].dtype == dtype else [])
+        elif node.target is torch.ops.aten.bmm.default:
+            if node.meta["val"].dtype == dtype == torch.bfloat16:
+                found.add("medium")
     return found
 
 

@@ -88,14 +88,9 @@ d_inline void d_narrow(float* row, int64_t n, d_pair* to) {
   for (int64_t j = 0; j < n; j += d_panel)
     d_keep((d_bf16*)(to + j / 2), (const d_vec*)(row + j), false);
 }
-d_inline d_words d_halves(d_vec x) {
-  d_halfwords narrow;
-  asm("vcvtneps2bf16 %1, %0" : "=v"(narrow) : "v"(x));
-  return __builtin_convertvector(narrow, d_words);
-}
 // Cells of two rows, for d_lanes columns.
 d_inline d_words d_cells_at(const float* at) {
-  return d_halves(*(const d_vec*)at) | d_halves(*(const d_vec*)(at + d_keys)) << 16;
+  return d_paired(*(const d_vec*)at, *(const d_vec*)(at + d_keys));
 }
 #if defined(D_TILES)
 template <> struct d_stacked<d_pair> {

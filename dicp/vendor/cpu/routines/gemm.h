@@ -147,9 +147,11 @@ d_inline d_words d_as_words(const d_bf16* at) {
 d_inline d_words d_woven(const d_bf16* first, const d_bf16* second) {
   return d_as_words(first) | d_as_words(second) << 16;
 }
-// Cells of a panel of two rows.
-d_inline void d_weave(const d_bf16* first, const d_bf16* second, d_pair* to) {
-  for (int v = 0; v < d_panel; v += d_lanes) *(d_words*)(to + v) = d_woven(first + v, second + v);
+// Cells of two rows.
+d_inline void d_weave(const d_bf16* first, const d_bf16* second, int64_t n, d_pair* to) {
+  int64_t j = 0;
+  for (; j + d_lanes <= n; j += d_lanes) *(d_words*)(to + j) = d_woven(first + j, second + j);
+  for (; j < n; ++j) to[j].bits = first[j] | (uint32_t)second[j] << 16;
 }
 #endif
 
@@ -594,17 +596,19 @@ static void d_layers(const d_bf16* from, int64_t row_step, int64_t column_step, 
     for (int64_t j = 0; j < columns; ++j)
       d_make(to + j, from + j * column_step, row_step, depth - k);
 }
-// Whole panels of a row-major operand; each pair of rows is read once, as neighbours are prefetched.
-static void d_woven_panels(const d_bf16* from, int64_t row_step, int64_t depth, int64_t panels,
+// Panels of a row-major operand; each pair of rows is read once, as neighbours are prefetched.
+static void d_woven_panels(const d_bf16* from, int64_t row_step, int64_t depth, int64_t columns,
                            d_pair* to) {
-  const int64_t cells = d_cells_of<d_bf16>(depth);
+  const int64_t cells = d_cells_of<d_bf16>(depth), whole = columns / d_panel * d_panel;
+  if (whole < columns) d_clear(to, whole * cells, (whole + d_panel) * cells);
   for (int64_t k = 0; k < cells; ++k, from += 2 * row_step)
-    for (int64_t j = 0; j < panels * d_panel; j += d_panel) {
+    for (int64_t j = 0; j < columns; j += d_panel) {
       d_pair* panel = to + j * cells + k * d_panel;
+      const int64_t n = d_least(columns - j, d_panel);
       if (2 * k + 1 < depth)
-        d_weave(from + j, from + row_step + j, panel);
+        d_weave(from + j, from + row_step + j, n, panel);
       else
-        for (int64_t i = 0; i < d_panel; ++i) d_make(panel + i, from + j + i, 1, 1);
+        for (int64_t i = 0; i < n; ++i) d_make(panel + i, from + j + i, 1, 1);
     }
 }
 #endif
@@ -615,15 +619,11 @@ template <class W, class T = W>
 static void d_panels(const W* from, int64_t row_step, int64_t column_step, int64_t depth,
                      int64_t columns, d_cell<T>* to) {
   const int64_t size = d_cells_of<T>(depth) * d_panel;
-  int64_t j = 0;
 #if defined(__AVX512BF16__)
   if constexpr (d_held<d_cell<T>> == 2 && sizeof(W) == 2)
-    if (column_step == 1) {
-      j = columns / d_panel * d_panel;
-      d_woven_panels(from, row_step, depth, columns / d_panel, to);
-    }
+    if (column_step == 1) return d_woven_panels(from, row_step, depth, columns, to);
 #endif
-  for (to += j / d_panel * size; j < columns; j += d_panel, to += size) {
+  for (int64_t j = 0; j < columns; j += d_panel, to += size) {
     const int64_t width = d_least(columns - j, d_panel);
     if (width < d_panel) d_clear(to, 0, size);
     if constexpr (sizeof(W) == 1)  // the bytes of a column are adjacent

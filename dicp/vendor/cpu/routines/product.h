@@ -20,7 +20,7 @@ template <class T> struct d_open_tile<T, d_pair> {
   float add[d_panel];  // the bias of its columns
   float *sums = rooms[0], *before;
   int64_t next = 0, high = 0, row, wide;
-  bool has_before, last, plain;  // plain: the sums and a bias of columns are stored, whole rows
+  bool has_before, last;
   T* out;
 };
 #endif
@@ -146,7 +146,6 @@ template <class T, bool by_columns = false, class W = T> struct d_products {
       open.sums = sums, open.next = 0, open.high = high, open.row = row, open.wide = wide;
       open.before = before, open.has_before = done != 0;
       open.last = done + part == cells(), open.out = at(out, 0, j);
-      open.plain = open.last && !done && activation == d_none && !by_row && wide == d_panel;
       d_clear(open.add, bias && !by_row ? wide : 0, d_panel);
       if (bias && !by_row) d_copy(bias + column + j, 0, 1, 1, wide, open.add, 0);
     }
@@ -154,7 +153,8 @@ template <class T, bool by_columns = false, class W = T> struct d_products {
   // The epilogue of the open tile's rows before `end`.
   __attribute__((noinline, visibility("hidden"))) void close_rows(open_tile& open, int64_t end) const {
     const d_vec *add = (const d_vec*)open.add, left = add[0], right = add[1];
-    if (by_columns || !open.plain)
+    const bool plain = open.last && !open.has_before && activation == d_none && !by_row;
+    if (by_columns || !plain || open.wide < d_panel)
       for (; open.next < end; ++open.next) close_row(open, open.next);
     for (; open.next < end; ++open.next) {
       const d_vec* sum = (const d_vec*)open.sums + 2 * open.next;
