@@ -201,6 +201,25 @@ def test_our_tiles_are_compared_with_the_library(
     assert found.library in ("onednn", "own") and "our kernel" in str(found)
 
 
+@pytest.mark.parametrize(
+    ("interval", "library", "stable"),
+    [((0.91, 0.95, 1.0), "own", True), ((0.5, 0.6, 0.89), "onednn", True),
+     ((0.5, 0.8, 2.0), "own", False)],
+)  # fmt: skip
+def test_our_tiles_are_taken_up_to_a_tenth_slower(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
+    interval: tuple[float, float, float], library: str, stable: bool,
+) -> None:  # fmt: skip
+    """They save the passes behind a product; the table decides where the clock does not."""
+    if not calibration.has_onednn_linear(torch.bfloat16):
+        monkeypatch.setattr("dicp.vendor.cpu.trial.by_onednn", calibration.by_blas)
+    monkeypatch.setattr(calibration, "_interval", lambda ratios: interval)
+    config = Config(cache_dir=tmp_path)
+    trial = Trial("few rows", Units.open(config, Cache.open(config), {}), Libraries())
+    found = trial.verdict()
+    assert (found.library, found.stable) == (library, stable)
+
+
 def test_bfloat16_needs_a_processor_whose_onednn_has_it(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
