@@ -115,7 +115,7 @@ def autotuner(name: str) -> Autotuner:
         return LoopExecutable(plain, Simulator(texts), HostMemory())
 
     on, builder = choice.platform("interpreter"), Builder(store, Workers(), config.jobs)
-    kernels = choice.TritonProducts(90, builder, load, on.tf32)
+    kernels = choice.TritonProducts(90, builder, load)
     return Autotuner(device, on, store, kernels, _seconds)
 
 

@@ -18,14 +18,14 @@ import torch
 from dicp.cache import Cache, key_of
 from dicp.errors import LaunchError, ToolchainError
 from dicp.gpu.measured import Platform, Problem, Row, Table, by_table
-from dicp.gpu.products import Chooser, GeneratedProduct, Product, can_split_k, split_k
+from dicp.gpu.products import Chooser, Product, can_split_k, kernels_of, tiled
 from dicp.gpu.thresholds import MARGIN, REPEATS, ROUNDS
 from dicp.gpu.tiling import Tiling, candidates
 from dicp.loop.ir.expr import Ref
 from dicp.loop.ir.graph import Call, Graph
 from dicp.loop.ir.kernel import Kernel
 from dicp.loop.program import ProgramBuilder, RenderedKernel
-from dicp.loop.schedule.kernels import Schedule
+from dicp.loop.schedule.kernels import Schedule, Step
 from dicp.target import Executable
 from dicp.torch_private import disable_current_modes, record_on_device
 
@@ -39,7 +39,7 @@ class ProductKernels(Protocol):
     def with_form(self, kernel: Kernel) -> Kernel:
         """`kernel` with its form set."""
 
-    def render(self, step: Kernel | GeneratedProduct) -> RenderedKernel:
+    def render(self, kernel: Kernel) -> RenderedKernel:
         """The text of a kernel."""
 
     def attempt(self, programs: Sequence[Program]) -> list[bool]:
@@ -84,7 +84,7 @@ class Autotuner:
     def _key(self, product: Product) -> str:
         """A key of everything the outcome depends on; the kernel's text includes the epilogue."""
         fitted, on = _candidates(product), self.platform
-        text = self.kernels.render(GeneratedProduct(product, fitted[0]))
+        text = self.kernels.render(tiled(product, fitted[0], on.tf32))
         layouts = [f"{r.dtype} {r.shape} {r.strides}" for r in text.args]
         return key_of(
             "gemm", on.chip, torch.__version__, on.libraries, on.compiler, text.body, layouts,
@@ -99,13 +99,12 @@ class Autotuner:
     def measure(self, product: Product) -> tuple[Tiling | None, dict[str, float]]:
         """The fastest tiling if it beats the library by the margin, and all times in seconds."""
         fitted = _candidates(product)
-        steps: list[Any] = [product.call, *([product.epilogue] if product.epilogue else [])]
+        steps: list[Step] = [product.call, *([product.epilogue] if product.epilogue else [])]
         sources, results = _sources(steps), [s.ref for s in product.stores]
         program = partial(self._program, sources=sources, results=results)
-        programs = [program(*self._rendered(product, tiling)) for tiling in fitted]
+        programs = [program(self._kernels(product, tiling)) for tiling in fitted]
         built = self.kernels.attempt(programs)
-        rendered = {k: self.kernels.render(s) for k, s in enumerate(steps) if isinstance(s, Kernel)}
-        seconds = {"library": self._time(program(steps, rendered))}
+        seconds = {"library": self._time(program(steps))}
         for tiling, candidate, works in zip(fitted, programs, built, strict=True):
             if not works:
                 continue  # it does not compile, or needs too much shared memory
@@ -126,19 +125,14 @@ class Autotuner:
         library = seconds.pop("library")
         return Row(problem, tiling, library, min(seconds.values(), default=None))
 
-    def _rendered(
-        self, product: Product, tiling: Tiling
-    ) -> tuple[list[Any], dict[int, RenderedKernel]]:
-        """The steps that compute `product` by `tiling`, and their texts."""
-        steps = split_k(GeneratedProduct(product, tiling), self.kernels.with_form)
-        rendered = {k: self.kernels.render(s) for k, s in enumerate(steps)}
-        return [s.product.kernel if isinstance(s, GeneratedProduct) else s for s in steps], rendered
+    def _kernels(self, product: Product, tiling: Tiling) -> tuple[Kernel, ...]:
+        return kernels_of(product, tiling, self.platform.tf32, self.kernels.with_form)
 
     def _program(
-        self, steps: Sequence[Any], rendered: Mapping[int, RenderedKernel], *,
-        sources: Sequence[Ref], results: Sequence[Ref],
-    ) -> Program:  # fmt: skip
+        self, steps: Sequence[Step], *, sources: Sequence[Ref], results: Sequence[Ref]
+    ) -> Program:
         """A program of `steps` alone, with inputs `sources` and outputs `results`."""
+        rendered = {k: self.kernels.render(s) for k, s in enumerate(steps) if isinstance(s, Kernel)}
         builder = ProgramBuilder(Schedule(Graph(), list(steps)))
         read = {builder.number(r.root) for r in sources}  # inputs are numbered first
         program = builder.build(rendered, [], str(self.device))

@@ -10,14 +10,14 @@ from dataclasses import dataclass, field, replace
 
 from dicp.gpu import tiles
 from dicp.gpu.facts import DeviceFacts
-from dicp.gpu.passes import Hints, barriers, cache_hints
+from dicp.gpu.passes import Hints, barriers, cache_hints, executed
 from dicp.gpu.precision import variants
 from dicp.gpu.random_groups import limited_stores, words
 from dicp.gpu.thresholds import GUESS, MIN_CROSSING
 from dicp.gpu.tiles import Tile, numel
 from dicp.loop.ir.expr import Ref
 from dicp.loop.ir.index import Var
-from dicp.loop.ir.kernel import Form, Kernel, Phase, Reduce, ScratchStore, Stmt, Store
+from dicp.loop.ir.kernel import Form, Kernel, Reduce, Stmt, Store
 from dicp.loop.passes.moments import Deviations, deviations
 from dicp.loop.passes.one_hot import without_one_hot_sums
 from dicp.loop.schedule.form import crossing_loop, online_softmax
@@ -44,6 +44,9 @@ class PointTile(TileForm):
 class ReductionTile(TileForm):
     """Rows whose reduction is in one block (`tile.persistent`), or in a loop over blocks."""
 
+    passes: tuple[tuple[Stmt, ...], ...]
+    """By phase, the statements that run in it: without those of scratch values, which are
+    rematerialized where they are read, and without the sums of `deviations`."""
     online: tuple[tuple[int, Reduce, Reduce], ...] = ()
     """Online softmax: the phase of a maximum, the maximum, and the next phase's sum."""
     deviations: tuple[Deviations, ...] = ()
@@ -58,6 +61,8 @@ class ReductionTile(TileForm):
 class RowLoop(TileForm):
     """Fused cross-row sums: each program loops over rows and adds up."""
 
+    passes: tuple[tuple[Stmt, ...], ...]
+    """As those of a `ReductionTile`."""
     parts: tuple[Var, ...]
     """The loops that the sums keep, or the index of a part: one program per point."""
     rows: tuple[Var, ...]
@@ -107,21 +112,16 @@ def _reduction(kernel: Kernel, facts: DeviceFacts) -> ReductionTile:
         inner = (Var(part.position + 1, chunk),)
         shape = replace(kernel, parallel=(part, *kernel.parallel), reduction=inner)
     tile = tiles.reduction(shape, facts)
-    passes = [_kept(p) for p in kernel.phases]
+    passes = tuple(map(executed, kernel.phases))
     if tile.persistent:
-        return ReductionTile(tile, barriers=barriers(kernel, passes))
+        return ReductionTile(tile, passes, barriers=barriers(kernel, passes))
     pairs = [online_softmax(p, q) for p, q in zip(passes, passes[1:], strict=False)]
     online = tuple((k, *pair) for k, pair in enumerate(pairs) if pair is not None)
     found = tuple(deviations(kernel))
     early = {stmt for each in found for stmt in each.sums}
-    passes = [[s for s in stmts if s not in early] for stmts in passes]
+    passes = tuple(tuple(s for s in stmts if s not in early) for stmts in passes)
     hints = cache_hints(kernel, passes, [k for k, *_ in online])
-    return ReductionTile(tile, online, found, barriers(kernel, passes), hints)
-
-
-def _kept(phase: Phase) -> list[Stmt]:
-    """The phase's statements; values of scratch rows are rematerialized where they are read."""
-    return [s for s in phase.stmts if not isinstance(s, ScratchStore)]
+    return ReductionTile(tile, passes, online, found, barriers(kernel, passes), hints)
 
 
 def _row_loop(kernel: Kernel, facts: DeviceFacts) -> RowLoop:
@@ -135,8 +135,9 @@ def _row_loop(kernel: Kernel, facts: DeviceFacts) -> RowLoop:
         rows = tuple(v for v in kernel.parallel if v not in kept)
         count = numel(rows)
     tile = tiles.cross_row(count, numel(kernel.reduction), facts)
-    waits = barriers(kernel, [_kept(p) for p in kernel.phases])
-    return RowLoop(tile, parts, rows, _stages(kernel, tile, rows, facts), waits)
+    passes = tuple(map(executed, kernel.phases))
+    stages = _stages(kernel, tile, rows, facts)
+    return RowLoop(tile, passes, parts, rows, stages, barriers(kernel, passes))
 
 
 def _stages(kernel: Kernel, tile: Tile, rows: tuple[Var, ...], facts: DeviceFacts) -> int:

@@ -11,10 +11,15 @@ from typing import Literal, TypeAlias
 from dicp.loop.ir import expr as ir
 from dicp.loop.ir.expr import Expr, Named, Read, Ref
 from dicp.loop.ir.index import Index, indirect_exprs
-from dicp.loop.ir.kernel import Kernel, ScratchStore, Stmt, Store
+from dicp.loop.ir.kernel import Kernel, Phase, ScratchStore, Stmt, Store
 
 Hints: TypeAlias = Mapping[Read, Literal["first", "last"]]
 """Loads of a pass, and whether the cache drops what they load first or last."""
+
+
+def executed(phase: Phase) -> tuple[Stmt, ...]:
+    """The statements of a phase that run where scratch values are rematerialized when read."""
+    return tuple(s for s in phase.stmts if not isinstance(s, ScratchStore))
 
 
 def exprs_of(stmts: Iterable[Stmt], kernel: Kernel) -> list[Expr]:

@@ -16,7 +16,8 @@ from typing import Any
 import torch
 
 from dicp.gpu.precision import variants
-from dicp.gpu.random_groups import words
+from dicp.gpu.random_groups import limited_stores, words
+from dicp.gpu.thresholds import LEAST, TILE_GROUP
 from dicp.gpu.tiling import Tiling
 from dicp.loop.ir import expr as ir
 from dicp.loop.ir.expr import Expr, Named, Read, Ref, Rewriter
@@ -35,9 +36,10 @@ from dicp.loop.ir.index import (
     quotient,
     variable,
 )
-from dicp.loop.ir.kernel import Kernel, Let, Phase, Store
+from dicp.loop.ir.kernel import Form, Kernel, Let, Phase, Store
 from dicp.loop.schedule.form import FormChooser
 from dicp.loop.schedule.kernels import Step
+from dicp.origin import Origin
 
 aten = torch.ops.aten
 
@@ -71,14 +73,15 @@ class Product:
     """Split-K factor; if above 1, `z` begins with the loop over the parts."""
 
     @property
-    def kernel(self) -> Kernel:
-        """The work on the finished accumulator, as a pointwise kernel over the result."""
-        origins = {str(o): o for o in self.call.origins}
-        origins |= {str(o): o for o in (self.epilogue.origins if self.epilogue else ())}
-        phases = (Phase("parallel", (Let(RESULT, self.value.dtype, self.value), *self.stores)),)
-        loops = (*self.z, *self.y, *self.x)
-        kernel = Kernel("pointwise", loops, (), phases, tuple(origins.values()))
-        return replace(kernel, variants={**variants(kernel), **words(kernel)})
+    def origins(self) -> tuple[Origin, ...]:
+        """The graph nodes that the product and its epilogue compute."""
+        found = {str(o): o for o in self.call.origins}
+        found |= {str(o): o for o in (self.epilogue.origins if self.epilogue else ())}
+        return tuple(found.values())
+
+    @property
+    def loops(self) -> tuple[Var, ...]:
+        return (*self.z, *self.y, *self.x)
 
     @property
     def shape(self) -> tuple[Size, Size, Size, Size]:
@@ -90,11 +93,28 @@ class Product:
 
 
 @dataclass(frozen=True, eq=False)
-class GeneratedProduct:
-    """A product that a generated kernel computes."""
+class ProductTile(Form):
+    """A program computes one tile of a product, then the kernel's statements on it."""
 
     product: Product
     tiling: Tiling
+    tf32: bool
+    """Whether float32 operands may be rounded to TF32."""
+    limited: Mapping[Store, int]
+    """Stores, and the most adjacent elements of one that a thread may store at once."""
+    group: int = TILE_GROUP
+    """Rows of tiles that consecutive programs cover together."""
+    least: int = LEAST
+    """The smallest side of a tile."""
+
+
+def tiled(matrix: Product, tiling: Tiling, tf32: bool) -> Kernel:
+    """The product as a kernel: its statements are the work on the finished accumulator."""
+    result = Let(RESULT, matrix.value.dtype, matrix.value)
+    phases = (Phase("parallel", (result, *matrix.stores)),)
+    kernel = Kernel("pointwise", matrix.loops, (), phases, matrix.origins)
+    form = ProductTile(matrix, tiling, tf32, limited_stores(kernel, matrix.x))
+    return replace(kernel, form=form, variants={**variants(kernel), **words(kernel)})
 
 
 Loops = tuple[tuple[Var, ...], tuple[Var, ...], tuple[Var, ...]]
@@ -104,13 +124,15 @@ Chooser = Callable[[Product], Tiling | None]
 
 
 def place_products(
-    steps: Sequence[Step], outputs: Sequence[Any], choose: Chooser, with_form: FormChooser
-) -> list[Step | GeneratedProduct]:
+    steps: Sequence[Step], outputs: Sequence[Any], choose: Chooser, with_form: FormChooser,
+    tf32: bool,
+) -> list[Step]:  # fmt: skip
     """The steps with every chosen product in the place of its library call or of its epilogue.
 
-    `with_form` sets the forms of kernels that split-K adds.
+    `with_form` sets the forms of kernels that split-K adds; `tf32`: products may round float32
+    operands to TF32.
     """
-    placed: list[Step | GeneratedProduct | None] = list(steps)
+    placed: list[Sequence[Step]] = [(step,) for step in steps]
     returned = {r.root for r in refs_in(outputs)}
     for at in range(len(steps) - 1, -1, -1):
         call = steps[at]
@@ -120,28 +142,25 @@ def place_products(
         matrix, place = found
         tiling = choose(matrix) if matrix is not None else None
         if matrix is not None and tiling is not None:
-            placed[at] = None
-            placed[place] = GeneratedProduct(matrix, tiling)
-    whole = [step for step in placed if step is not None]
-    split = (split_k(s, with_form) if isinstance(s, GeneratedProduct) else (s,) for s in whole)
-    return [step for steps in split for step in steps]
+            placed[at] = ()
+            placed[place] = kernels_of(matrix, tiling, tf32, with_form)
+    return [step for group in placed for step in group]
 
 
 # ---- split-K -------------------------------------------------------------------------------------
 
 
-def split_k(
-    chosen: GeneratedProduct, with_form: FormChooser
-) -> tuple[GeneratedProduct | Kernel, ...]:
+def kernels_of(
+    matrix: Product, tiling: Tiling, tf32: bool, with_form: FormChooser
+) -> tuple[Kernel, ...]:
     """One kernel, or with split-K two: the first stores partial sums, the second adds them up."""
-    matrix, parts = chosen.product, chosen.tiling.parts
+    parts = tiling.parts
     if parts == 1 or not can_split_k(matrix):
-        return (chosen,)
+        return (tiled(matrix, tiling, tf32),)
     count = product(matrix.out.shape)
     kept = Ref(f"{matrix.out.name}_sums", (parts, count), torch.float32, (count, 1), "temp")
-    loops = (*matrix.z, *matrix.y, *matrix.x)
-    part = Var(1 + max((v.position for v in loops), default=-1), parts)
-    flat = _joined(loops)
+    part = Var(1 + max((v.position for v in matrix.loops), default=-1), parts)
+    flat = _joined(matrix.loops)
     total = ir.result(TOTAL, torch.float32)
     store = Store(kept, variable(part) * count + flat, ir.result(RESULT, torch.float32))
     first = replace(
@@ -151,8 +170,9 @@ def split_k(
     known = {TOTAL: reduce(operator.add, sums)}
     known[RESULT] = _with(matrix.value, known)
     stores = tuple(Store(s.ref, s.index, _with(s.value, known)) for s in matrix.stores)
-    rest = Kernel("pointwise", loops, (), (Phase("reduction", stores),), matrix.kernel.origins)
-    return GeneratedProduct(first, chosen.tiling), with_form(rest)
+    phases = (Phase("reduction", stores),)
+    rest = Kernel("pointwise", matrix.loops, (), phases, matrix.origins)
+    return tiled(first, tiling, tf32), with_form(rest)
 
 
 def _with(value: Expr, known: Mapping[str, Expr]) -> Expr:
@@ -249,7 +269,7 @@ def _joined(loops: Sequence[Var]) -> Index:
 
 
 def _with_epilogue(
-    steps: Sequence[Step], placed: Sequence[object], at: int, returned: set[Ref]
+    steps: Sequence[Step], placed: Sequence[Sequence[Step]], at: int, returned: set[Ref]
 ) -> tuple[Product, int] | None:
     """The product fused with the first kernel that reads it, and that kernel's position.
 
@@ -259,9 +279,11 @@ def _with_epilogue(
     assert isinstance(call, Call)
     out = call.outs[0]
     readers = [k for k in range(at + 1, len(steps)) if out.root in _read(steps[k])]
-    if not readers or placed[readers[0]] is not steps[readers[0]] or _operands(call) is None:
+    if not readers or _operands(call) is None:
         return None
     place = readers[0]
+    if placed[place] != (steps[place],):
+        return None  # it is the epilogue of another product
     epilogue = steps[place]
     sources = {r.root for r in call.reads()}
     later = steps[at + 1 : place + 1]

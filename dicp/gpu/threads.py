@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from dicp.gpu.facts import DeviceFacts
-from dicp.gpu.passes import barriers
+from dicp.gpu.passes import barriers, executed
 from dicp.gpu.precision import variants
 from dicp.gpu.random_groups import words
 from dicp.gpu.thresholds import (
@@ -35,7 +35,7 @@ from dicp.gpu.thresholds import (
 from dicp.gpu.tiles import extent, numel, power_of_two
 from dicp.loop.ir.access import Access, is_along, unconditional_reads
 from dicp.loop.ir.index import Index, Var, quotient
-from dicp.loop.ir.kernel import Form, Kernel, Phase, Reduce, Scan, ScratchStore, Store
+from dicp.loop.ir.kernel import Form, Kernel, Phase, Reduce, Scan, Store
 from dicp.loop.passes.one_hot import without_one_hot_sums
 from dicp.loop.schedule.form import crossing_loop, exp_weights, online_softmax
 
@@ -235,8 +235,7 @@ def row_threads(kernel: Kernel, facts: DeviceFacts) -> RowThreads:
 
 def _online(kernel: Kernel) -> tuple[tuple[int, Reduce, Reduce], ...]:
     """The pairs of a maximum and a sum that one pass over the row computes."""
-    passes = [[s for s in p.stmts if not isinstance(s, ScratchStore)] for p in kernel.phases]
-    pairs = [online_softmax(p, q) for p, q in pairwise(passes)]
+    pairs = [online_softmax(p, q) for p, q in pairwise(map(executed, kernel.phases))]
     return tuple((k, *pair) for k, pair in enumerate(pairs) if pair is not None)
 
 

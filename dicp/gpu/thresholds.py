@@ -131,6 +131,9 @@ for large products that fill the chip to those for few rows and great depth."""
 
 LEAST = 16
 """The smallest side of a tile that the matrix units accept."""
+TILE_GROUP = 8
+"""Rows of tiles of a product that consecutive programs cover together, so that the cache holds the
+operands."""
 PARTS = (2, 4, 8, 16)
 """Split-K factors that the autotuner tries."""
 ENOUGH_TILES = 128

@@ -28,7 +28,7 @@ from dicp.loop.runtime.device import DeviceRuntime, OwnMemory, Pool
 from dicp.loop.runtime.executable import LoopExecutable
 from dicp.loop.runtime.host_memory import HostMemory
 from dicp.loop.schedule.groups import CrossRow
-from dicp.loop.schedule.kernels import Schedule, schedule
+from dicp.loop.schedule.kernels import Schedule, Step, schedule
 from dicp.outline import Outline
 from dicp.rules import RuleTable
 from dicp.target import (
@@ -86,7 +86,7 @@ class LoopTarget(RuleTarget):
     # ---- what a vendor writes -------------------------------------------------------------------
 
     @abc.abstractmethod
-    def render_kernel(self, step: Any, config: Config) -> RenderedKernel:
+    def render_kernel(self, kernel: Kernel, config: Config) -> RenderedKernel:
         """The source text and launch arguments of a kernel, an item of `schedule`."""
 
     @abc.abstractmethod
@@ -119,7 +119,7 @@ class LoopTarget(RuleTarget):
 
     def schedule(
         self, gm: fx.GraphModule, graph: Graph, device: str, config: Config
-    ) -> Sequence[Any]:
+    ) -> Sequence[Step]:
         """The Calls and the kernels for `render_kernel` in the order they run."""
         return schedule(graph, config.fuse, self.cross_row, self.with_form).steps
 

@@ -369,6 +369,15 @@ def no_language_text(module: Module) -> Breaches:
             yield f"line {line}: {text!r} contains {found.group()!r}"
 
 
+def no_thresholds_in_renderers(module: Module) -> Breaches:
+    """Renderers print the kernel's form: what depends on a size was decided with the form."""
+    if "render" not in module.name:
+        return
+    for line, name in imports(module):
+        if "thresholds" in name.split("."):
+            yield f"line {line}: a renderer imports {name}"
+
+
 def readable_sizes(module: Module) -> Breaches:
     lines = module.text.count("\n")
     if lines > FILE_LINES:
@@ -392,6 +401,7 @@ RULES: tuple[Rule, ...] = (
     no_global,
     no_print,
     no_language_text,
+    no_thresholds_in_renderers,
     readable_sizes,
 )
 
@@ -500,6 +510,12 @@ EXAMPLES: list[tuple[Rule, str, str, str]] = [
         )
     ),
     (no_language_text, "loop/ir", "x = f'{t} sum = {v};'", "'x sum = x;' contains ';'"),
+    (
+        no_thresholds_in_renderers,
+        "vendor/a/render/x",
+        "from dicp.vendor.a.thresholds import B",
+        "imports dicp.vendor.a.thresholds.B",
+    ),
     (readable_sizes, "loop/ir", "\n" * 801, "801 lines"),
     (readable_sizes, "loop/ir", "def f():\n" + "    x\n" * 60, "f has 61 lines"),
 ]

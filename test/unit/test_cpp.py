@@ -159,14 +159,14 @@ def test_a_team_inside_which_threads_do_more_has_its_condition_outside_the_loop(
     """OpenMP has no `if` on `omp for`."""
     n = sympy.Symbol("n", integer=True, positive=True)
     team, strip = (
-        Team(2, n),
+        Team(2, n, 100),
         Strip(Range(0, 4, ()), non_temporal=(Store(REF, ZERO, const(0, torch.float32)),)),
     )
     assert divided(Points(team)) == [
-        "  #pragma omp parallel for collapse(2) schedule(static) if ((n0) >= 32768)", "  loop",
+        "  #pragma omp parallel for collapse(2) schedule(static) if ((n0) >= 100)", "  loop",
     ]  # fmt: skip
     assert divided(Points(team, (strip,))) == [
-        "  #pragma omp parallel if ((n0) >= 32768)",
+        "  #pragma omp parallel if ((n0) >= 100)",
         "  {",
         "  #pragma omp for collapse(2) schedule(static) nowait",
         "  loop",

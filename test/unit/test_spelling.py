@@ -131,7 +131,7 @@ def test_small_results_of_the_normal_cdf_have_small_errors(inner: str, tmp_path:
 
 def test_triton() -> None:
     device = pytest.importorskip("dicp.vendor.triton.device")
-    from dicp.vendor.triton import spelling as triton
+    from dicp.vendor.triton.render import spelling as triton
 
     args = ["a", "b", "c", "d"]
     for op, row in SCALAR_OPS.items():
@@ -151,7 +151,7 @@ def test_cheaper_forms() -> None:
 
     named = set(re.findall(r'"(\w+)"', inspect.getdoc(precision.variants) or ""))
     assert len(named) == 6
-    triton = pytest.importorskip("dicp.vendor.triton.spelling")
+    triton = pytest.importorskip("dicp.vendor.triton.render.spelling")
     assert triton.VARIANTS.keys() == named
     assert spelling.VARIANTS.keys() == named | {"exp_weight"}
     defined = set(re.findall(r"\b(d_\w+)\(", "".join(header_texts().values())))

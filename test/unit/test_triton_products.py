@@ -23,7 +23,7 @@ from dicp.gpu import measured
 from dicp.gpu.autotuner import Autotuner, Program
 from dicp.gpu.build import Binary
 from dicp.gpu.measured import Platform, by_table
-from dicp.gpu.products import GeneratedProduct, Product, split_k
+from dicp.gpu.products import Product, ProductTile, kernels_of
 from dicp.gpu.thresholds import MARGIN
 from dicp.gpu.tiling import Tiling, candidates
 from dicp.loop.ir import expr as ir
@@ -34,7 +34,7 @@ from dicp.loop.runtime.host_memory import HostMemory
 from dicp.vendor.triton import aot, choice, target
 from dicp.vendor.triton.builder import Builder, Job, Workers
 from dicp.vendor.triton.choice import platform
-from dicp.vendor.triton.gemm import render_product
+from dicp.vendor.triton.render.kernel import render
 from dicp.vendor.triton.simulator import Simulator
 
 pytestmark = pytest.mark.sweep
@@ -138,10 +138,10 @@ def test_form_in_parts(
 
 def test_sums_are_cut_into_parts_of_whole_blocks() -> None:
     product = product_of(torch.mm, make(5, 1000), make(1000, 24))
-    first, rest = split_k(GeneratedProduct(product, IN_PARTS), TritonRecorder().with_form)
-    assert isinstance(first, GeneratedProduct) and isinstance(rest, Kernel)
-    assert first.product.shape == (3, 5, 24, 1000)
-    text = render_product(first.product, IN_PARTS, False)
+    first, rest = kernels_of(product, IN_PARTS, False, TritonRecorder().with_form)
+    assert isinstance(first.form, ProductTile)
+    assert first.form.product.shape == (3, 5, 24, 1000)
+    text = render(first)
     assert text.extra["launch"]["axes"]["z"]["size"] == 3
     assert "tl.minimum(begin + chunk" in text.body
     assert len({e.index for s in rest.phases[0].stmts for e in ir.walk(s.value)
@@ -273,7 +273,7 @@ def autotuner(tmp_path: Path, product: Product) -> Iterator[Callable[..., Autotu
             plain, texts = program
             return LoopExecutable(plain, Simulator(texts), HostMemory())
 
-        own = choice.TritonProducts(90, Compiled(tilings[0], tilings[1]), load, False)
+        own = choice.TritonProducts(90, Compiled(tilings[0], tilings[1]), load)
         cache = Cache.open(Config(cache_dir=tmp_path))
         return Autotuner(torch.device("cpu"), platform(chip), cache, own, timer)
 
@@ -432,9 +432,9 @@ class Other:
     def with_form(self, kernel: Kernel) -> Kernel:
         return kernel
 
-    def render(self, step: Kernel | GeneratedProduct) -> RenderedKernel:
-        kernel = step if isinstance(step, Kernel) else step.product.kernel
-        text = "after the library" if isinstance(step, Kernel) else str(step.tiling)
+    def render(self, kernel: Kernel) -> RenderedKernel:
+        form = kernel.form
+        text = str(form.tiling) if isinstance(form, ProductTile) else "after the library"
         return RenderedKernel("k", text, (), (), kernel, (), {"launch": {}})
 
     def attempt(self, programs: Sequence[Program]) -> list[bool]:

@@ -23,7 +23,7 @@ from dicp.loop.ir.graph import Compute, Graph
 from dicp.loop.ir.index import domain
 from dicp.loop.ir.ops import identity_of
 from dicp.vendor.triton.facts import GPU
-from dicp.vendor.triton.spelling import conversion, literal, operator, start_value
+from dicp.vendor.triton.render.spelling import conversion, literal, operator, start_value
 
 GOLDEN = Path(__file__).parent / "golden" / "triton"
 

@@ -6,17 +6,15 @@ vectorized, and in which blocks. The renderers print it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from dicp.codegen.thresholds import LINE_BYTES
 from dicp.loop.ir.access import Access
 from dicp.loop.ir.expr import Read
 from dicp.loop.ir.index import Indirect, Size, Var
 from dicp.loop.ir.kernel import Form, Phase, Reduce, Scan, Stmt, Store
 from dicp.loop.passes.moments import Deviations
 from dicp.loop.passes.split_loops import Range
-from dicp.vendor.cpu.thresholds import SUM_BLOCK
 
 Prefetch = tuple[Read, Var, int]
 """A load, and the loop by how many of whose steps it is prefetched ahead."""
@@ -33,7 +31,8 @@ class Team:
 
     collapse: int = 0
     work: Size | None = None
-    """The cost of the loops where it is dynamic: a team runs if it turns out high enough."""
+    """The cost of the loops where it is dynamic: a team runs if it is at least `least`."""
+    least: int = 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,6 +109,8 @@ class ByDestination(HostForm):
 
     store: Store = field(kw_only=True)
     place: Indirect = field(kw_only=True)
+    together: tuple[int, ...] = field(kw_only=True)
+    """Rows of one destination that are added at once: as many as possible first."""
 
 
 # ---- inner reductions --------------------------------------------------------------------------
@@ -126,9 +127,12 @@ class Pass:
     blocks: tuple[Reduce | Scan, ...] = ()
     """Long floating sums, which go in blocks: their error grows with these only."""
     block: int = 0
-    """Elements of such a block."""
+    """Iterations per block of the loop that goes in blocks: the last one, of `grouped` loops the
+    one around it."""
     lines: Strip | None = None
     """The last loop a line at a time, if those sums have lane accumulators."""
+    grouped: bool = False
+    """Whether the last loop is so short that iterations of the one around it share a block."""
     extrema: Mapping[Reduce, Reduce] = field(default_factory=dict)
     """argmax or argmin -> the max or min beside it, whose block's values are then searched."""
     added: frozenset[Stmt] = frozenset()
@@ -142,19 +146,14 @@ class Pass:
         return any(s.non_temporal for s in self.strips)
 
 
-def is_grouped(loops: Sequence[Var]) -> bool:
-    """Whether the last loop is so short that iterations of the one around share a block."""
-    size = loops[-1].size
-    short = len(loops) == 2 and isinstance(size, int) and size <= SUM_BLOCK
-    return short and isinstance(size, int) and size % LINE_BYTES == 0
-
-
 @dataclass(frozen=True, eq=False)
 class Online:
     """Online softmax in blocks: the maximum so far and the rescaled sum of exponentials."""
 
     top: Pass
     total: Reduce
+    block: int
+    """Elements of a block."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -163,8 +162,10 @@ class Guessed:
     follows where they show that the guess was far from the mean."""
 
     sums: Deviations
+    first: int
+    """The most elements by which the mean is guessed."""
     guess: Pass
-    """The sum of the first `GUESS` elements, and that of their squares."""
+    """The sum of the first elements, and that of their squares."""
     over: Pass
     """The sums over deviations from `middle`."""
 
@@ -242,10 +243,16 @@ class Planes(HostForm):
 class PrefixSums(HostForm):
     """Prefix sums, block by block, in vectorized loops."""
 
+    block: int = field(kw_only=True)
+    """Elements of a row per block."""
+
 
 @dataclass(frozen=True, eq=False)
 class JammedScans(HostForm):
     """Scans of several rows in one loop, by unroll-and-jam."""
+
+    jam: int = field(kw_only=True)
+    """Rows of one loop."""
 
 
 # ---- outer reductions --------------------------------------------------------------------------
@@ -256,9 +263,14 @@ class Columns(HostForm):
     """Tiles of columns, row after row; if `split`, threads divide the rows of a single tile."""
 
     split: bool = False
+    tile: int = field(kw_only=True)
+    """Columns of a tile: all of them if `split`."""
     long: frozenset[Reduce | Scan] = frozenset()
     """Long floating sums: their totals are in double."""
-    block: int = 0
-    """Rows of a block that are added up before they are added to the totals; 0: jammed rows."""
+    blocks: tuple[int, int] | None = None
+    """The reduction loop that goes in blocks, which are added up before they are added to the
+    totals, and its iterations per block; None: jammed rows alone are."""
     jam: int = 1
     """Iterations of the last reduction loop that are unrolled and jammed."""
+    hidden: int = field(kw_only=True)
+    """Elements between columns from which the compiler is not told their number."""

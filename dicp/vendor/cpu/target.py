@@ -164,8 +164,8 @@ class CpuTarget(LoopTarget):
     def with_form(self, kernel: Kernel) -> Kernel:
         return with_form(kernel, cache_bytes())
 
-    def render_kernel(self, step: Kernel, config: Config) -> RenderedKernel:
-        return render(step)
+    def render_kernel(self, kernel: Kernel, config: Config) -> RenderedKernel:
+        return render(kernel)
 
     def source_files(self, sources: KernelSources) -> Mapping[str, str]:
         own = {n: body for n, body in sources.texts.items() if group_of(n) is None}

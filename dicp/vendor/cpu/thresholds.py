@@ -49,8 +49,6 @@ COLUMN_TILE = 512
 doubles for each reduction."""
 MIN_HIDDEN_STEP = 16
 """Elements between columns from which the compiler is not told their number: fewer fit a vector."""
-MAX_TILE = 3 * COLUMN_TILE
-"""Most columns whose block sums a thread has at a time: what a split outer reduction may have."""
 PLACE_BLOCK = 256
 """Elements of a row per block of an argmax or argmin, which buffers the block's values to find
 the extremum's position among them."""

@@ -84,8 +84,8 @@ class MacaTarget(GpuTarget):
         sums, with_form = cross_row_sums(graph, first, facts), partial(with_threads, facts=facts)
         return schedule(graph, config.fuse, sums, with_form).steps
 
-    def render_kernel(self, step: Kernel, config: Config) -> RenderedKernel:
-        return render(step)
+    def render_kernel(self, kernel: Kernel, config: Config) -> RenderedKernel:
+        return render(kernel)
 
     def source_files(self, sources: KernelSources) -> Mapping[str, str]:
         return {"kernels.maca": unit_text(sources.texts, sources.comments())}

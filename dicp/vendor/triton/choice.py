@@ -13,29 +13,25 @@ from dicp.gpu.autotuner import Program
 from dicp.gpu.build import Binary
 from dicp.gpu.form import with_tile
 from dicp.gpu.measured import Platform, Table, read
-from dicp.gpu.products import GeneratedProduct
 from dicp.loop.ir.kernel import Kernel
 from dicp.loop.program import RenderedKernel
 from dicp.target import Executable
 from dicp.vendor.triton.builder import Builder, Job, Plan, triton_version
 from dicp.vendor.triton.facts import GPU
-from dicp.vendor.triton.gemm import render_product, tf32_allowed
-from dicp.vendor.triton.render import render
+from dicp.vendor.triton.render.kernel import render
 
 FILE = Path(__file__).parent / "products.json"
 TABLE: Table = read(FILE)
 
 
+def tf32_allowed() -> bool:
+    """Whether PyTorch itself would round float32 operands of a product to TF32."""
+    return torch.backends.cuda.matmul.fp32_precision == "tf32"
+
+
 def platform(chip: str) -> Platform:
     """A chip with the versions and the precision that products are computed with."""
     return Platform(chip, triton_version(), torch.version.cuda or "", tf32_allowed())
-
-
-def render_step(step: Kernel | GeneratedProduct, tf32: bool) -> RenderedKernel:
-    """The text of a kernel; `tf32`: products may round float32 operands to TF32."""
-    if isinstance(step, GeneratedProduct):
-        return render_product(step.product, step.tiling, tf32)
-    return render(step)
 
 
 @dataclass(frozen=True)
@@ -45,13 +41,12 @@ class TritonProducts:
     arch: int
     builder: Builder
     load: Callable[[Program], Executable]
-    tf32: bool
 
     def with_form(self, kernel: Kernel) -> Kernel:
         return with_tile(kernel, GPU)
 
-    def render(self, step: Kernel | GeneratedProduct) -> RenderedKernel:
-        return render_step(step, self.tf32)
+    def render(self, kernel: Kernel) -> RenderedKernel:
+        return render(kernel)
 
     def attempt(self, programs: Sequence[Program]) -> list[bool]:
         jobs = [

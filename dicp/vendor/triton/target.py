@@ -19,7 +19,7 @@ from dicp.gpu.build import Variant
 from dicp.gpu.form import with_tile
 from dicp.gpu.launch import Device, index_of
 from dicp.gpu.library import GPU_ATTENTION, OWN_RULES, GpuLowering
-from dicp.gpu.products import Chooser, GeneratedProduct, place_products
+from dicp.gpu.products import Chooser, place_products
 from dicp.gpu.split import cross_row_sums
 from dicp.gpu.target import GpuTarget
 from dicp.loop.ir.graph import Graph
@@ -27,17 +27,17 @@ from dicp.loop.ir.kernel import Kernel
 from dicp.loop.program import RenderedKernel
 from dicp.loop.runtime.device import DeviceRuntime, OwnMemory
 from dicp.loop.runtime.executable import LoopExecutable
-from dicp.loop.schedule.kernels import schedule
+from dicp.loop.schedule.kernels import Step, schedule
 from dicp.loop.target import KernelSources
 from dicp.target import Artifact, Check, Facts
 from dicp.template import render_template
 from dicp.torch_private import first_sizes
 from dicp.vendor.triton.builder import Builder, Job, Plan, Workers, device_functions, triton_version
-from dicp.vendor.triton.choice import TABLE, TritonProducts, platform, render_step
+from dicp.vendor.triton.choice import TABLE, TritonProducts, platform, tf32_allowed
 from dicp.vendor.triton.driver import find_driver
 from dicp.vendor.triton.facts import GPU
-from dicp.vendor.triton.gemm import tf32_allowed
-from dicp.vendor.triton.spelling import ELEMENT
+from dicp.vendor.triton.render.kernel import render
+from dicp.vendor.triton.render.spelling import ELEMENT
 
 FOLDER = Path(__file__).parent
 
@@ -73,18 +73,19 @@ class TritonTarget(GpuTarget):
 
     def schedule(
         self, gm: fx.GraphModule, graph: Graph, device: str, config: Config
-    ) -> Sequence[Any]:
+    ) -> Sequence[Step]:
         inputs = gm.graph.find_nodes(op="placeholder")
         first = first_sizes(n.meta.get("val") for n in inputs)
         cross_row = cross_row_sums(graph, first, GPU)
         steps = schedule(graph, config.fuse, cross_row, self.with_form).steps
-        return place_products(steps, graph.outputs, self.chooser(device, config), self.with_form)
+        choose = self.chooser(device, config)
+        return place_products(steps, graph.outputs, choose, self.with_form, tf32_allowed())
 
     def with_form(self, kernel: Kernel) -> Kernel:
         return with_tile(kernel, GPU)
 
-    def render_kernel(self, step: Kernel | GeneratedProduct, config: Config) -> RenderedKernel:
-        return render_step(step, tf32_allowed())
+    def render_kernel(self, kernel: Kernel, config: Config) -> RenderedKernel:
+        return render(kernel)
 
     def source_files(self, sources: KernelSources) -> Mapping[str, str]:
         return {"kernels.py": kernel_file(sources)}
@@ -103,7 +104,7 @@ class TritonTarget(GpuTarget):
         cache, on = Cache.open(config), platform(torch.cuda.get_device_name(device))
         load = partial(self._loaded, cache, config)
         builder = self._builder(cache, config)
-        kernels = TritonProducts(architecture(device), builder, load, on.tf32)
+        kernels = TritonProducts(architecture(device), builder, load)
         return Autotuner(device, on, cache, kernels, device_seconds)
 
     def _loaded(self, cache: Cache, config: Config, program: Program) -> LoopExecutable:

@@ -5,9 +5,6 @@ Found on an NVIDIA H200; sizes of tiles, splits and launches stand in `dicp/gpu/
 
 from __future__ import annotations
 
-TILE_GROUP = 8
-"""Rows of tiles of a product that consecutive programs cover together, so that the cache holds the
-operands."""
 STARTED_AHEAD = 4
 """Compile workers that are started before the kernels are known; more are started when needed."""
 MAX_PROGRAMS = 3

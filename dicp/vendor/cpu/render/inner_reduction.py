@@ -11,7 +11,6 @@ from dicp.loop.ir.kernel import Phase, Reduce, Store
 from dicp.vendor.cpu.form import Guessed, MeanStep, Online, Rows, Split, Team
 from dicp.vendor.cpu.render.loops import CHUNKS, block_end, half_vectors
 from dicp.vendor.cpu.render.passes import Passes
-from dicp.vendor.cpu.thresholds import WEIGHT_BLOCK
 
 
 class RowsWriter(Passes[Rows]):
@@ -127,8 +126,8 @@ class RowsWriter(Passes[Rows]):
         ]
         scope.lines += [
             f"{pad}float {most} = -d_inff; double total_{total.name} = 0;",
-            f"{pad}for (int64_t block = 0; block < {size}; block += {WEIGHT_BLOCK}) {{",
-            f"{pad}  const int64_t block_end = {block_end('block', WEIGHT_BLOCK, size)};",
+            f"{pad}for (int64_t block = 0; block < {size}; block += {online.block}) {{",
+            f"{pad}  const int64_t block_end = {block_end('block', online.block, size)};",
             *block.lines,
             f"{pad}  const float {before} = {most};",
             f"{pad}  {most} = d_maximum({before}, {best});",

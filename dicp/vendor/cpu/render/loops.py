@@ -10,7 +10,6 @@ from dicp.loop.ir.index import Var
 from dicp.loop.ir.kernel import Kernel
 from dicp.vendor.cpu.form import HostForm, Strip, Team
 from dicp.vendor.cpu.render.strips import Strips
-from dicp.vendor.cpu.thresholds import PARALLEL_COST
 
 CHUNKS = "d_chunks()"
 """Into how many chunks threads divide a long reduction, computed when the kernel runs."""
@@ -83,7 +82,7 @@ class Loops(Strips, Generic[F]):
         return f"#pragma omp parallel {_team_for(team, simd)}{self._team_condition(team)}"
 
     def _team_condition(self, team: Team) -> str:
-        return "" if team.work is None else f" if ({self.size(team.work)} >= {PARALLEL_COST})"
+        return "" if team.work is None else f" if ({self.size(team.work)} >= {team.least})"
 
     def _nest(
         self, loops: Sequence[Var], inner: list[str], indent: int,

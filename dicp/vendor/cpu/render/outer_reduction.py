@@ -13,7 +13,6 @@ from dicp.loop.ir.index import Index, Var
 from dicp.loop.ir.kernel import Kernel, Phase, Reduce, Scan
 from dicp.vendor.cpu.form import Columns, Team, divides
 from dicp.vendor.cpu.render.loops import CHUNKS, Loops, block_end
-from dicp.vendor.cpu.thresholds import COLUMN_TILE, MAX_TILE, MIN_HIDDEN_STEP
 
 
 class ColumnsWriter(Loops[Columns]):
@@ -32,7 +31,7 @@ class ColumnsWriter(Loops[Columns]):
         """
         column = self.kernel.parallel[-1]
         step = index.coefficient(column)
-        if not isinstance(step, int) or abs(step) < MIN_HIDDEN_STEP:
+        if not isinstance(step, int) or abs(step) < self.form.hidden:
             return super().index(index, guard)
         name = self._steps.setdefault(step, f"step{len(self._steps)}")
         terms = tuple((atom, c) for atom, c in index.terms if atom != column)
@@ -56,7 +55,7 @@ class ColumnsWriter(Loops[Columns]):
         inner = [p for p in kernel.phases if p.level == "reduction"]
         tail = [p for p in kernel.phases if p.level == "parallel"]
         lines: list[str] = []
-        step = f"{COLUMN_TILE}" if not split else width
+        step = self.form.tile
         scope.lines.append(f"{pad}const int64_t tile_end = {block_end('tile', step, width)};")
         if split:
             lines += self._split_column(scope, inner, accumulators, column)
@@ -76,12 +75,13 @@ class ColumnsWriter(Loops[Columns]):
         return torch.float64 if stmt in self.form.long else stmt.dtype
 
     def _accumulator_array(self, stmt: Reduce | Scan, pad: str) -> list[str]:
-        lines = [pad + self._array(self._total_type(stmt), f"column_{stmt.name}", COLUMN_TILE)]
+        tile = self.form.tile
+        lines = [pad + self._array(self._total_type(stmt), f"column_{stmt.name}", tile)]
         clear = f"column_{stmt.name}[c] = {start_value(stmt.op, stmt.dtype)};"
         if stmt.finds_position:
-            lines.append(pad + self._array(torch.int64, f"column_at_{stmt.name}", COLUMN_TILE))
+            lines.append(pad + self._array(torch.int64, f"column_at_{stmt.name}", tile))
             clear += f" column_at_{stmt.name}[c] = 0;"
-        return [*lines, f"{pad}for (int64_t c = 0; c < {COLUMN_TILE}; ++c) {{ {clear} }}"]
+        return [*lines, f"{pad}for (int64_t c = 0; c < {tile}; ++c) {{ {clear} }}"]
 
     def _pass_over_columns(
         self, scope: Scope, phases: Iterable[Phase], column: Var, loops: Sequence[Var],
@@ -110,10 +110,10 @@ class ColumnsWriter(Loops[Columns]):
                     self.statements((stmt,))
             self.pop(body)
             self.pop(middle)
-            if not long or not self.form.block:
+            if not long or self.form.blocks is None:
                 scope.lines += self._rows_together(loops, middle, body, column, first_range, long)
                 continue
-            outside, step = _row_blocks(loops, self.form.block)
+            outside, step = self.form.blocks
             whole, inside = loops[:outside], loops[outside:]
             limits = None if whole else first_range
             lines = [
@@ -170,7 +170,7 @@ class ColumnsWriter(Loops[Columns]):
         """Opens the loop over blocks of the loop `first`, each block with its own accumulators."""
         pad = margin(scope.indent)
         low, high = limits or ("0", self.size(first.size))
-        width = min(column.size, MAX_TILE) if isinstance(column.size, int) else COLUMN_TILE
+        width = min(column.size, self.form.tile) if isinstance(column.size, int) else self.form.tile
         lines = []
         for stmt in long:
             lines.append(f"{pad}double* total_{stmt.name} = column_{stmt.name};")
@@ -262,17 +262,6 @@ class ColumnsWriter(Loops[Columns]):
         self.statements(stmts)
         scope.lines += self._loop(column, body, scope.indent, ("tile", "tile_end"))
         self.pop(body)
-
-
-def _row_blocks(loops: Sequence[Var], block: int) -> tuple[int, int]:
-    """Index of the loop to split into blocks of about `block` rows, and its steps per block."""
-    rows = 1
-    for depth in reversed(range(len(loops))):
-        size = loops[depth].size
-        if depth == 0 or not isinstance(size, int) or rows * size >= block:
-            return depth, max(block // rows, 1)
-        rows *= size
-    raise AssertionError("a reduction has loops")
 
 
 def _result(stmt: Reduce) -> str:

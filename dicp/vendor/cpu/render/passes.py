@@ -10,10 +10,9 @@ from dicp.codegen.types import VALUE_TYPE, literal
 from dicp.codegen.values import Scope, local, margin
 from dicp.loop.ir.index import Size, Var, product
 from dicp.loop.ir.kernel import Reduce, Scan, ScratchStore
-from dicp.vendor.cpu.form import Guessed, HostForm, Pass, Strip, is_grouped
+from dicp.vendor.cpu.form import Guessed, HostForm, Pass, Strip
 from dicp.vendor.cpu.render.loops import Loops, block_end, half_vectors
 from dicp.vendor.cpu.render.strips import each_lane
-from dicp.vendor.cpu.thresholds import GUESS, PLACE_BLOCK, SUM_ADDITIONS, SUM_BLOCK
 
 F = TypeVar("F", bound=HostForm)
 
@@ -33,7 +32,7 @@ class Passes(Loops[F]):
             scope.lines.append(pad + self._declare(stmt) + ("" if stmt in extrema else flag))
             self.named_here(stmt.name)
         for place in over.extrema:
-            scope.lines += self._kept_blocks(place, pad)
+            scope.lines += self._kept_blocks(place, over.block, pad)
         for stmt in over.blocks:
             scope.lines.append(f"{pad}double total_{stmt.name} = 0;")
         for kept in (s for s in over.phase.stmts if isinstance(s, ScratchStore)):
@@ -61,7 +60,9 @@ class Passes(Loops[F]):
         """
         pad, size, name = margin(scope.indent), self.size(count), found.sums.squares.name
         middle, rest, squares = local(found.middle), found.rest, f"squares_{name}"
-        few = str(GUESS) if isinstance(count, int) else f"({size} < {GUESS} ? {size} : {GUESS})"
+        few, first = str(found.first), found.first
+        if not isinstance(count, int):
+            few = f"({size} < {first} ? {size} : {first})"
         self._pass(found.guess, scope, ("0", few))
         ctype = VALUE_TYPE[found.sums.total.dtype]
         scope.lines += [
@@ -127,7 +128,7 @@ class Passes(Loops[F]):
         """The last loop in blocks, each with its own accumulators of sums and extrema."""
         var, long, places = over.loops[-1], over.blocks, over.extrema
         low, high = limits or ("0", self.size(var.size))
-        pad, step = margin(indent + 1), PLACE_BLOCK if places else over.block
+        pad, step = margin(indent + 1), over.block
         starts = [f"{pad}{VALUE_TYPE[s.dtype]} {local(s.name)} = 0;" for s in long]
         ends = [f"{pad}total_{s.name} += {local(s.name)};" for s in long]
         for best in dict.fromkeys(places.values()):
@@ -153,17 +154,16 @@ class Passes(Loops[F]):
             f"{margin(indent)}}}",
         ]  # fmt: skip
 
-    def _kept_blocks(self, place: Reduce, pad: str) -> list[str]:
+    def _kept_blocks(self, place: Reduce, count: int, pad: str) -> list[str]:
         """Buffers for the values of the current block and of the block with the extremum so far.
         The position is found among buffered values: a recomputed one may differ in its last bits.
         """
         name, ctype = place.name, VALUE_TYPE[place.dtype]
         return [
             pad
-            + self._array(place.dtype, f"blocks_{name}", 2 * PLACE_BLOCK)
+            + self._array(place.dtype, f"blocks_{name}", 2 * count)
             + f" int64_t count_{name} = 0;",
-            f"{pad}{ctype} *block_{name} = blocks_{name}, "
-            f"*kept_{name} = blocks_{name} + {PLACE_BLOCK};",
+            f"{pad}{ctype} *block_{name} = blocks_{name}, *kept_{name} = blocks_{name} + {count};",
         ]
 
     def _place_found(self, place: Reduce, best: Reduce, var: Var, pad: str) -> list[str]:
@@ -183,7 +183,7 @@ class Passes(Loops[F]):
         count, sums = strip.lanes, over.blocks
         others = [s for s in over.phase.stmts if isinstance(s, Reduce) and s not in sums]
         each, pad = each_lane(count), margin(indent)
-        in_blocks = self._in_groups if is_grouped(over.loops) else self._in_lines_of_rows
+        in_blocks = self._in_groups if over.grouped else self._in_lines_of_rows
         return [
             *self._clear_lane_accumulators(others, count, indent),
             *(f"{pad}double totals_{s.name}[{count}]; {each} totals_{s.name}[lane] = 0;"
@@ -202,9 +202,8 @@ class Passes(Loops[F]):
     ) -> list[str]:  # fmt: skip
         """Blocks of whole iterations of the first loop."""
         outer, last = over.loops
-        assert isinstance(last.size, int)
         low, high = limits or ("0", self.size(outer.size))
-        rows, pad = SUM_BLOCK // last.size, margin(indent + 1)
+        rows, pad = over.block, margin(indent + 1)
         middle = self.push((outer,), indent + 2)
         middle.lines += self._lines_of(strip, last, indent + 2)
         self.pop(middle)
@@ -226,7 +225,7 @@ class Passes(Loops[F]):
         pad, inner = margin(middle.indent), margin(middle.indent + 1)
         low, high = (None if outer else limits) or ("0", self.size(last.size))
         whole = f"whole_{over.blocks[0].name}"
-        step = _even_step(last.size, count)
+        step = over.block
         even = isinstance(last.size, int) and not limits and last.size // count * count % step == 0
         end = f"block + {step}" if even else block_end("block", step, whole)
         lines = [
@@ -269,15 +268,6 @@ class Passes(Loops[F]):
             *(f"{pad}total_{s.name} += {local(s.name)};" for s in over.blocks),
             f"{margin(indent)}}}",
         ]
-
-
-def _even_step(size: Size, count: int) -> int:
-    """Elements per block of a loop of `size`: about SUM_ADDITIONS lines, no block much shorter."""
-    if not isinstance(size, int) or size < count:
-        return SUM_ADDITIONS * count
-    lines = size // count
-    blocks = max(1, round(lines / SUM_ADDITIONS))
-    return -(-lines // blocks) * count
 
 
 def tracks_nan(stmt: Reduce | Scan) -> bool:

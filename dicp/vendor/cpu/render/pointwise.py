@@ -7,7 +7,6 @@ from dicp.loop.ir.expr import Read
 from dicp.loop.ir.index import Index, Var
 from dicp.vendor.cpu.form import Points, Transposed
 from dicp.vendor.cpu.render.loops import Loops, block_end, half_vectors
-from dicp.vendor.cpu.thresholds import TILE
 
 
 class PointsWriter(Loops[Points]):
@@ -55,15 +54,16 @@ class TransposedWriter(Loops[Transposed]):
 
     def _tile(self, crossing: Var, last: Var, base: Scope) -> list[str]:
         """The loops over one tile."""
+        height, width = self.form.extents
         for number, (ref, index) in enumerate(self.form.staged):
             start, stride = self._start(index, crossing, last)
             name = f"transposed{number}"
             base.lines += [
-                margin(base.indent) + self._array(ref.dtype, name, TILE * TILE, stored=True),
+                margin(base.indent) + self._array(ref.dtype, name, height * width, stored=True),
                 f"{margin(base.indent)}d_transpose({self.arg(ref)} + ({start}), {stride}, "
-                f"{name}, {TILE}, end0 - tile0, end1 - tile1);",
+                f"{name}, {width}, end0 - tile0, end1 - tile1);",
             ]
-            place = f"({crossing.key} - tile0) * {TILE} + {last.key} - tile1"
+            place = f"({crossing.key} - tile0) * {width} + {last.key} - tile1"
             self.staged[ref, index] = f"{name}[{place}]"
         row_scope = self.push([crossing], base.indent + 1)
         scope = self.push((last,), base.indent + 2)

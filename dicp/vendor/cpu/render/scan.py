@@ -8,7 +8,6 @@ from dicp.codegen.values import local, margin
 from dicp.loop.ir.kernel import Scan
 from dicp.vendor.cpu.form import JammedScans, PrefixSums
 from dicp.vendor.cpu.render.loops import Loops, block_end
-from dicp.vendor.cpu.thresholds import SCAN_BLOCK, UNROLL_AND_JAM
 
 
 class PrefixSumsWriter(Loops[PrefixSums]):
@@ -37,12 +36,12 @@ class PrefixSumsWriter(Loops[PrefixSums]):
         self.statements(kernel.stores())
         self.pop(after)
         pragma = f"{pad}  #pragma omp simd"
-        size = self.size(var.size)
+        size, step = self.size(var.size), self.form.block
         scope.lines += [
             *(f"{pad}{VALUE_TYPE[s.dtype]} total_{s.name} = 0;" for s in running),
-            f"{pad}for (int64_t block = 0; block < {size}; block += {SCAN_BLOCK}) {{",
-            f"{pad}  const int64_t block_end = {block_end('block', SCAN_BLOCK, size)};",
-            *(f"{pad}  {self._array(s.dtype, f'part_{s.name}', SCAN_BLOCK)}" for s in running),
+            f"{pad}for (int64_t block = 0; block < {size}; block += {step}) {{",
+            f"{pad}  const int64_t block_end = {block_end('block', step, size)};",
+            *(f"{pad}  {self._array(s.dtype, f'part_{s.name}', step)}" for s in running),
             pragma, *self._loop(var, before, depth + 1, limits),
             *(f"{pad}  d_running_sum(part_{s.name}, block_end - block, total_{s.name});"
               for s in running),
@@ -58,7 +57,7 @@ class JammedScansWriter(Loops[JammedScans]):
     """Scans of several rows in one loop, by unroll-and-jam."""
 
     def lines(self) -> list[str]:
-        kernel = self.kernel
+        kernel, jam = self.kernel, self.form.jam
         (*outer, last), depth = kernel.parallel, 1 + len(kernel.parallel)
         row = self.push(kernel.parallel, depth + 2)
         (phase,), pad = kernel.phases, margin(depth)
@@ -68,14 +67,14 @@ class JammedScansWriter(Loops[JammedScans]):
         self.pop(body)
         self.pop(row)
         low = margin(depth - 1)
-        lines = [f"{low}for (int64_t first = 0; first < {last.size}; first += {UNROLL_AND_JAM}) {{"]
-        for k in range(UNROLL_AND_JAM):
+        lines = [f"{low}for (int64_t first = 0; first < {last.size}; first += {jam}) {{"]
+        for k in range(jam):
             lines += [
                 f"{pad}{accumulator_type(s)} row{k}_{s.name} = {start_value(s.op, s.dtype)};"
                 for s in running
             ]
         lines.append(f"{pad}{self._for(kernel.reduction[0])} {{")
-        for k in range(UNROLL_AND_JAM):
+        for k in range(jam):
             names = [f"{accumulator_type(s)}& {local(s.name)} = row{k}_{s.name};" for s in running]
             lines += [f"{pad}  {{", f"{pad}    const int64_t {last.key} = first + {k};",
                       *(f"{pad}    {name}" for name in names), *row.lines, *body.lines,

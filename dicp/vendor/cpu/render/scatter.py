@@ -7,7 +7,6 @@ from dicp.codegen.values import margin
 from dicp.loop.ir.index import Index
 from dicp.vendor.cpu.form import ByDestination, Scattered, Team
 from dicp.vendor.cpu.render.loops import CHUNKS, Loops
-from dicp.vendor.cpu.thresholds import TOGETHER
 
 
 class ScatteredWriter(Loops[Scattered]):
@@ -73,7 +72,7 @@ class ByDestinationWriter(Loops[ByDestination]):
         ]  # fmt: skip
         if self.kernel.fresh:
             lines.append("    bool begun = false;")
-        for count in TOGETHER:
+        for count in self.form.together:
             lines += self._added_together(count)
         if self.kernel.fresh:
             target = self._at_place()
@@ -91,7 +90,7 @@ class ByDestinationWriter(Loops[ByDestination]):
         self.pop(body)
         self.pop(outer)
         lines = [
-            f"    {'while' if count == TOGETHER[0] else 'if'} (next + {count} <= end) {{",
+            f"    {'while' if count == self.form.together[0] else 'if'} (next + {count} <= end) {{",
             "      #pragma omp simd", f"      {self._for(last)} {{",
             f"        {ctype} sum = {old};",
         ]  # fmt: skip

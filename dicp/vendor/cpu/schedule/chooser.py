@@ -43,7 +43,7 @@ class Chooser:
         work = product([*(v.size for v in loops), cost_of_point(self.kernel)])
         if isinstance(work, int):
             return Team(collapse) if work >= PARALLEL_COST else None
-        return Team(collapse, work)
+        return Team(collapse, work, PARALLEL_COST)
 
     def half_vectors(self, var: Var) -> bool:
         """Whether half a vector of 16-bit floats at a time shortens a short row's remainder, which

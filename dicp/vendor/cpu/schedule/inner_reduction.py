@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from dicp.codegen.thresholds import LINE_BYTES
 from dicp.codegen.types import VALUE_TYPE
 from dicp.loop.ir import expr as ir
 from dicp.loop.ir.expr import Read
-from dicp.loop.ir.index import Index, Var, product
+from dicp.loop.ir.index import Index, Size, Var, product
 from dicp.loop.ir.kernel import Let, Phase, Reduce, Scan, ScratchStore, Stmt, Store
 from dicp.loop.passes.moments import Deviations, deviations
 from dicp.loop.passes.split_loops import Range, split
@@ -24,12 +25,15 @@ from dicp.vendor.cpu.schedule.vectors import is_vectorized
 from dicp.vendor.cpu.thresholds import (
     BEYOND_NEAR,
     FEW_ROWS,
+    GUESS,
     MIN_GUESSED,
     MIN_PLANE,
     MIN_PLANES,
     MIN_SCAN,
     PARALLEL_COST,
+    PLACE_BLOCK,
     PREFETCH_BYTES,
+    SCAN_BLOCK,
     SHORT_PREFETCHED_ROW,
     SHORT_ROW,
     SUM_ADDITIONS,
@@ -54,9 +58,9 @@ class Inner(Chooser):
         team = self.team(loops, len(kernel.parallel))
         scan = any(isinstance(s, Scan) for s in kernel.stmts())
         if scan and self._only_prefix_sums():
-            return form.PrefixSums(team)
+            return form.PrefixSums(team, block=SCAN_BLOCK)
         if scan and self._can_jam():
-            return form.JammedScans(team)
+            return form.JammedScans(team, jam=UNROLL_AND_JAM)
         sums = tuple(kernel.cross_row_stores())
         return form.Rows(self.team(loops) if sums else team, tuple(self._passes(scan)), sums)
 
@@ -74,7 +78,7 @@ class Inner(Chooser):
                 found.append(phase)
             elif online is not None:
                 phases.pop(0)
-                found.append(Online(self.pass_over(phase, limited=True), online[1]))
+                found.append(Online(self.pass_over(phase, limited=True), online[1], WEIGHT_BLOCK))
             else:
                 found.append(self.pass_over(phase, scan, prefetch=prefetch.get(phase, ())))
         return found
@@ -92,12 +96,13 @@ class Inner(Chooser):
         added = frozenset(s for s in phase.stmts if s not in own)
         block = 0 if serial else self._block(phase, bool(prefetch))
         blocks = tuple(s for s in phase.stmts if block and is_floating_sum(s))
+        if extrema:
+            block = PLACE_BLOCK
         found = Pass(phase, loops, serial, blocks, block, extrema=extrema, added=added)
         if not loops:
             return found
         if blocks and not extrema and is_vectorized(phase.stmts, loops[-1]):
-            lines = self._lines(phase, loops, prefetch)
-            return replace(found, lines=lines) if lines else found
+            return self._in_lines(found, prefetch)
         strips: list[Strip] = []
         if not blocks and not extrema and not (limited and len(loops) == 1):
             if serial:
@@ -115,23 +120,24 @@ class Inner(Chooser):
             return SUM_BLOCK if self.is_long(short) else 0
         return SUM_ADDITIONS if self.is_long(SUM_ADDITIONS) else 0
 
-    def _lines(
-        self, phase: Phase, loops: tuple[Var, ...], prefetch: Sequence[Read]
-    ) -> Strip | None:  # fmt: skip
+    def _in_lines(self, over: Pass, prefetch: Sequence[Read]) -> Pass:
         """The last loop a line at a time, if it is not short or goes in groups, which prefetch the
         loads of the next one."""
+        loops, stmts = over.loops, over.phase.stmts
         size, prefetched = loops[-1].size, (self.kernel.parallel[-1:], 1)
-        if form.is_grouped(loops):
-            assert isinstance(size, int)
-            reads = distinct(ir.reads(s.value for s in phase.stmts))
-            whole = all(map(is_floating_sum, phase.stmts))
+        block, grouped = _even_block(size), False
+        if isinstance(size, int) and _is_group(loops):
+            reads = distinct(ir.reads(s.value for s in stmts))
+            whole = all(map(is_floating_sum, stmts))
             prefetch = [item for item in reads if whole and self._is_stream(item)]
-            prefetched = loops[:1], SUM_BLOCK // size
+            block, grouped = SUM_BLOCK // size, True
+            prefetched = loops[:1], block
         elif isinstance(size, int) and size <= SHORT_ROW:
-            return None
+            return over
         (loop,), steps = prefetched if prefetch else (loops[:1], 0)
         prefetches = tuple((item, loop, steps) for item in prefetch)
-        return Strip(Range(0, size, tuple(phase.stmts)), SUM_LANES, (), prefetches)
+        lines = Strip(Range(0, size, stmts), SUM_LANES, (), prefetches)
+        return replace(over, lines=lines, block=block, grouped=grouped)
 
     def _between(self) -> list[Phase]:
         """The passes during which memory would be idle: those after the first, which loads the row,
@@ -275,6 +281,7 @@ class Inner(Chooser):
         rest = replace(total, name=f"rest_{name}", value=away)
         return form.Guessed(
             sums,
+            GUESS,
             Pass(Phase("reduction", (guess, spread)), tuple(loops)),
             self.pass_over(Phase("reduction", (rest, squares)), prefetch=prefetch, loops=loops),
         )
@@ -303,6 +310,22 @@ class Inner(Chooser):
             and len(self.kernel.reduction) == 1
             and all(isinstance(s, (Scan, Store)) for s in self.kernel.stmts())
         )
+
+
+def _is_group(loops: Sequence[Var]) -> bool:
+    """Whether the last loop is so short that iterations of the one around it share a block."""
+    size = loops[-1].size
+    short = len(loops) == 2 and isinstance(size, int) and size <= SUM_BLOCK
+    return short and isinstance(size, int) and size % LINE_BYTES == 0
+
+
+def _even_block(size: Size) -> int:
+    """Elements per block of a loop of `size`: about SUM_ADDITIONS lines, no block much shorter."""
+    if not isinstance(size, int) or size < SUM_LANES:
+        return SUM_BLOCK
+    lines = size // SUM_LANES
+    blocks = max(1, round(lines / SUM_ADDITIONS))
+    return -(-lines // blocks) * SUM_LANES
 
 
 def distinct(reads: Sequence[Read]) -> list[Read]:

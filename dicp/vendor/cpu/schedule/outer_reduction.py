@@ -14,6 +14,7 @@ from dicp.vendor.cpu.schedule.chooser import Chooser, is_floating_sum
 from dicp.vendor.cpu.thresholds import (
     COLUMN_TILE,
     FEW_TILES,
+    MIN_HIDDEN_STEP,
     PARALLEL_COST,
     ROW_BLOCK,
     SHORT_COLUMN,
@@ -37,8 +38,22 @@ class Outer(Chooser):
         long = frozenset(
             s for s in kernel.stmts() if is_floating_sum(s) and self.is_long(UNROLL_AND_JAM)
         )
-        block = ROW_BLOCK if self.is_long(SHORT_COLUMN) else 0
-        return form.Columns(team, split_rows, long, block, self._jam(bool(long)))
+        tile = column.size if split_rows and isinstance(column.size, int) else COLUMN_TILE
+        blocks = self._row_blocks() if self.is_long(SHORT_COLUMN) else None
+        return form.Columns(
+            team, split_rows, long, blocks, self._jam(bool(long)),
+            tile=tile, hidden=MIN_HIDDEN_STEP,
+        )  # fmt: skip
+
+    def _row_blocks(self) -> tuple[int, int]:
+        """The loop to split into blocks of about ROW_BLOCK rows, and its iterations per block."""
+        loops, rows = self.kernel.reduction, 1
+        for depth in reversed(range(len(loops))):
+            size = loops[depth].size
+            if depth == 0 or not isinstance(size, int) or rows * size >= ROW_BLOCK:
+                return depth, max(ROW_BLOCK // rows, 1)
+            rows *= size
+        raise AssertionError("a reduction has loops")
 
     def _jam(self, long: bool) -> int:
         """Rows of long sums, which have a loop over the remaining ones; of others where there are

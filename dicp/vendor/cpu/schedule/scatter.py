@@ -15,7 +15,7 @@ from dicp.loop.ir.kernel import Store
 from dicp.vendor.cpu import form
 from dicp.vendor.cpu.form import HostForm
 from dicp.vendor.cpu.schedule.chooser import Chooser
-from dicp.vendor.cpu.thresholds import MIN_PLACES, MIN_SHARE, MIN_WIDTH, PARALLEL_COST
+from dicp.vendor.cpu.thresholds import MIN_PLACES, MIN_SHARE, MIN_WIDTH, PARALLEL_COST, TOGETHER
 
 
 class Scatter(Chooser):
@@ -27,7 +27,8 @@ class Scatter(Chooser):
             return form.Points()
         destination = self._destination()
         if destination is not None:
-            return form.ByDestination(store=destination[0], place=destination[1])
+            store, place = destination
+            return form.ByDestination(store=store, place=place, together=TOGETHER)
         last, stores = rows[-1], self.kernel.stores()
         owned = last.size != 1 and all(_owns(s.index, last) for s in stores)
         apart = not owned and len(rows) > 1 and all(_keeps_apart(s.index, rows[0]) for s in stores)

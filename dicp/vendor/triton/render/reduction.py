@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -13,12 +13,12 @@ from dicp.gpu.form import ReductionTile, RowLoop
 from dicp.gpu.passes import Hints
 from dicp.loop.ir.expr import Read
 from dicp.loop.ir.index import Var, product
-from dicp.loop.ir.kernel import Kernel, Let, Phase, Reduce, Scan, ScratchStore, Stmt, Store
+from dicp.loop.ir.kernel import Kernel, Let, Reduce, Scan, ScratchStore, Store
 from dicp.loop.passes.moments import Deviations
 from dicp.serialize import encode_size
-from dicp.vendor.triton.emit import EVERYWHERE, Axes, Axis
-from dicp.vendor.triton.spelling import COMBINE, VALUE_TYPE, start_value
-from dicp.vendor.triton.writer import Writer
+from dicp.vendor.triton.render.emit import EVERYWHERE, Axis
+from dicp.vendor.triton.render.spelling import COMBINE, VALUE_TYPE, start_value
+from dicp.vendor.triton.render.writer import Writer
 
 ROWS, BOTH = frozenset("x"), frozenset("xr")
 
@@ -40,7 +40,6 @@ class Reduction(Writer):
         self._hints: Hints = {}
         """The cache hints of the current pass."""
         self._deviations = form.deviations if isinstance(form, ReductionTile) else ()
-        self._early = {stmt.name for each in self._deviations for stmt in each.sums}
         pairs = form.online if isinstance(form, ReductionTile) else ()
         self._online = {position: (row_max, total) for position, row_max, total in pairs}
         self._range = ("", "")
@@ -57,12 +56,10 @@ class Reduction(Writer):
             if position in self._online:
                 self._online_loop(*self._online[position])
                 next(phases)
-            elif phase.level == "parallel":
-                self._row(phase)
-            elif self.looped:
-                self._loop(phase)
+            elif self.looped and phase.level == "reduction":
+                self._loop(position)
             else:
-                self._block(phase)
+                self._pass(position)
 
     # ---- parts of the rows ----------------------------------------------------------------------
 
@@ -112,13 +109,10 @@ class Reduction(Writer):
         kept = self._hints.get(item)
         return f", eviction_policy='evict_{kept}'" if kept else ""
 
-    def _row(self, phase: Phase) -> None:
-        self._emit(phase.stmts, ROWS)
-
-    def _emit(self, stmts: Iterable[Stmt], level: Axes) -> None:
-        """Statements at the points of `level`; scratch values are rematerialized where read."""
-        self.level = level
-        self.statements(s for s in stmts if not isinstance(s, ScratchStore))
+    def _pass(self, position: int) -> None:
+        """The statements of a phase, once per row or at every point."""
+        self.level = ROWS if self.kernel.phases[position].level == "parallel" else BOTH
+        self.statements(self.form.passes[position])
 
     def define(self, stmt: Reduce | Scan | Let | ScratchStore, value: str) -> None:
         if isinstance(stmt, Reduce):
@@ -129,9 +123,6 @@ class Reduction(Writer):
             super().define(stmt, value)
 
     # ---- one block ----------------------------------------------------------------------------
-
-    def _block(self, phase: Phase) -> None:
-        self._emit(phase.stmts, BOTH)
 
     def _scan_block(self, stmt: Scan, value: str) -> None:
         text = self._inside(stmt, self._tile(stmt, value))
@@ -164,11 +155,10 @@ class Reduction(Writer):
 
     # ---- a loop over blocks -------------------------------------------------------------------
 
-    def _loop(self, phase: Phase) -> None:
-        stmts = [s for s in phase.stmts if not isinstance(s, ScratchStore)]
-        stmts = [s for s in stmts if not (isinstance(s, Reduce) and s.name in self._early)]
+    def _loop(self, position: int) -> None:
+        stmts = self.form.passes[position]
         for each in self._deviations:
-            if each.squares in phase.stmts:
+            if each.squares in self.kernel.phases[position].stmts:
                 self._close_deviations(each)
         if not stmts:
             return
@@ -181,7 +171,7 @@ class Reduction(Writer):
         for each in early:
             self._start_square(each.squares)
         with self._looping(*self._range):
-            self._emit(stmts, BOTH)
+            self._pass(position)
             for each in early:
                 self._take_square(each.squares, self.value(each.total.value))
         for stmt in stmts:
@@ -309,9 +299,9 @@ class LoopedRows(Reduction):
             zero = f"tl.full({self.shape('xr')}, 0.0, {VALUE_TYPE[stmt.ref.dtype]})"
             self.line(f"{name} = {zero}")
         with self._looping(*self._part(), self.stages):
-            for position, phase in enumerate(self.kernel.phases):
+            for position in range(len(self.kernel.phases)):
                 self._wait_before(position)
-                (self._row if phase.level == "parallel" else self._block)(phase)
+                self._pass(position)
         for stmt, name in self._sums.items():
             index, mask = self.index(stmt.index), self.mask("r")
             tail = f", {mask}" if mask else ""

@@ -20,7 +20,7 @@ from dicp.loop.ir.expr import Checked, Convert, Expr, IndexValue, Named, Read
 from dicp.loop.ir.index import FloorDiv, Index, Indirect, Mod, Size, Var, product
 from dicp.loop.ir.kernel import Kernel, Let, Reduce, Scan, ScratchStore, Store
 from dicp.loop.ir.ops import INDEX_CHECKS, PHILOX_NEIGHBOURS
-from dicp.vendor.triton.spelling import (
+from dicp.vendor.triton.render.spelling import (
     ATOMIC,
     SHARED,
     VALUE_TYPE,

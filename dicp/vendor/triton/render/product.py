@@ -1,6 +1,6 @@
 """Triton code of a matrix product with its epilogue, one tile per program.
 
-The skeleton (`gemm.py.jinja`) accumulates a tile in float32; the epilogue is written by the same
+The skeleton (`product.py.jinja`) accumulates a tile in float32; the epilogue is written by the same
 emitter, from the same expressions, as every other kernel.
 """
 
@@ -9,34 +9,27 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from dicp.codegen.values import local
-from dicp.gpu.products import RESULT, TOTAL, Product
-from dicp.gpu.random_groups import limited_stores
-from dicp.gpu.thresholds import LEAST
-from dicp.gpu.tiling import Tiling
+from dicp.gpu.products import RESULT, TOTAL, ProductTile
 from dicp.loop.ir.expr import Ref
 from dicp.loop.ir.index import Size, Var, normal, quotient
-from dicp.loop.ir.kernel import kernel_name
+from dicp.loop.ir.kernel import Kernel, kernel_name
 from dicp.loop.ir.ops import INDEX_CHECKS
 from dicp.loop.program import RenderedKernel
 from dicp.serialize import encode_size
 from dicp.template import render_template
-from dicp.vendor.triton.emit import EVERYWHERE, Axis, Emitter
-from dicp.vendor.triton.spelling import ELEMENT
-from dicp.vendor.triton.thresholds import TILE_GROUP
+from dicp.vendor.triton.render.emit import EVERYWHERE, Axis, Emitter
+from dicp.vendor.triton.render.spelling import ELEMENT
 
-SKELETON = Path(__file__).parent / "gemm.py.jinja"
+SKELETON = Path(__file__).parent / "product.py.jinja"
 
 
 class _Result(Emitter):
     """Emits the epilogue of a tile, all elements of which have the same batch index."""
 
-    def __init__(self, product: Product, axes: list[Axis]) -> None:
-        kernel = product.kernel
-        super().__init__(kernel, axes, limited_stores(kernel, product.x))
-        self.batch = product.z
+    def __init__(self, kernel: Kernel, axes: list[Axis], form: ProductTile) -> None:
+        super().__init__(kernel, axes, form.limited)
+        self.batch = form.product.z
         self.places[local(TOTAL)] = self.level
 
     def variable(self, var: Var) -> str:
@@ -45,11 +38,11 @@ class _Result(Emitter):
         return super().variable(var)
 
 
-def render_product(product: Product, tiling: Tiling, tf32: bool) -> RenderedKernel:
-    """The kernel of `product` by `tiling`; `tf32`: float32 operands may be rounded to TF32."""
+def render_product(kernel: Kernel, form: ProductTile) -> RenderedKernel:
+    """The text of a product's kernel, in its form."""
+    product, tiling = form.product, form.tiling
     axes = [Axis("y", product.y, tiling.y, 0), Axis("x", product.x, tiling.x, 1)]
-    writer = _Result(product, axes)
-    kernel = writer.kernel
+    writer = _Result(kernel, axes, form)
     left, right = writer.arg(product.a), writer.arg(product.b)
     batch, *sides = product.shape
     rows, columns, depth = (writer.size(s) for s in sides)
@@ -67,24 +60,19 @@ def render_product(product: Product, tiling: Tiling, tf32: bool) -> RenderedKern
     cut = not isinstance(product.depth, int) or product.depth % tiling.k != 0
     ends = [f"({side}_k < {depth} - start)" if cut else "" for side in ("left", "right")]
     body = render_template(
-        SKELETON, names=", ".join(_names(writer, several)), batched=batched, group=TILE_GROUP,
+        SKELETON, names=", ".join(_names(writer, several)), batched=batched, group=form.group,
         rows=rows, columns=columns, depth=depth, y_mask=axes[0].masked, x_mask=axes[1].masked,
         left_mask=_load_mask("ym" if axes[0].masked else "", ends[0]),
         right_mask=_load_mask("xm" if axes[1].masked else "", ends[1]),
-        precision="tf32" if tf32 else "ieee", after=writer.scopes[0].lines, **of_parts,
+        precision="tf32" if form.tf32 else "ieee", after=writer.scopes[0].lines, **of_parts,
         **operands,
     ).rstrip()  # fmt: skip
-    launch = _launch(writer, axes, tiling, batch if several else None)
+    launch = _launch(writer, axes, form, batch if several else None)
     name = kernel_name(kernel.origins, f"{body} {tiling}")
     return RenderedKernel(
         name, body, tuple(writer.args), tuple(writer.symbols), kernel,
         tuple(writer.sites), {"launch": launch},
     )  # fmt: skip
-
-
-def tf32_allowed() -> bool:
-    """Whether PyTorch itself would round float32 operands of a product to TF32."""
-    return torch.backends.cuda.matmul.fp32_precision == "tf32"
 
 
 def _operand(writer: Emitter, name: str, strides: tuple[Size, ...], depth: int) -> dict[str, str]:
@@ -107,7 +95,7 @@ def _names(writer: Emitter, several: bool) -> list[str]:
 
 
 def _launch(
-    writer: Emitter, axes: list[Axis], tiling: Tiling, batch: Size | None
+    writer: Emitter, axes: list[Axis], form: ProductTile, batch: Size | None
 ) -> dict[str, Any]:
     found: dict[str, Any] = {}
     if batch is not None:
@@ -115,15 +103,15 @@ def _launch(
     for axis in axes:
         found[axis.name] = {
             "size": encode_size(axis.size), "block": axis.block, "masked": axis.masked,
-            "least": LEAST,
+            "least": form.least,
         }  # fmt: skip
     args: list[Ref] = list(writer.args)
     return {
         "grid": list(found),
         "axes": found,
-        "constants": {"KBLOCK": tiling.k},
-        "warps": tiling.warps,
-        "stages": tiling.stages,
+        "constants": {"KBLOCK": form.tiling.k},
+        "warps": form.tiling.warps,
+        "stages": form.tiling.stages,
         "elements": [ELEMENT[r.dtype] for r in args],
         "checks": any(kind in INDEX_CHECKS for kind, _ in writer.sites),
         "whole": False,

@@ -9,7 +9,7 @@ from typing import Any
 from dicp.codegen.values import Scope
 from dicp.loop.ir.kernel import Phase
 from dicp.serialize import encode_size
-from dicp.vendor.triton.emit import Axis, Emitter
+from dicp.vendor.triton.render.emit import Axis, Emitter
 
 
 class Writer(Emitter):

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 from dicp.gpu.form import PointTile, ReductionTile, RowLoop, TileForm
+from dicp.gpu.products import ProductTile
 from dicp.loop.ir.index import Var
 from dicp.loop.ir.kernel import Kernel, kernel_name
 from dicp.loop.ir.ops import INDEX_CHECKS
 from dicp.loop.program import RenderedKernel
-from dicp.vendor.triton.emit import Axis
-from dicp.vendor.triton.reduction import LoopedRows, Reduction
-from dicp.vendor.triton.spelling import ELEMENT
-from dicp.vendor.triton.writer import Writer
+from dicp.vendor.triton.render.emit import Axis
+from dicp.vendor.triton.render.product import render_product
+from dicp.vendor.triton.render.reduction import LoopedRows, Reduction
+from dicp.vendor.triton.render.spelling import ELEMENT
+from dicp.vendor.triton.render.writer import Writer
 
 
 def render(kernel: Kernel) -> RenderedKernel:
     """The kernel's text, in its form."""
     form = kernel.form
+    if isinstance(form, ProductTile):
+        return render_product(kernel, form)
     assert isinstance(form, TileForm)
     shared = kernel.partition is not None
     if isinstance(form, RowLoop):

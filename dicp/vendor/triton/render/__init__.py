@@ -1,0 +1,1 @@
+"""Triton code of loop kernels."""
