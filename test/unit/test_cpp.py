@@ -57,6 +57,7 @@ GRAPHS: dict[str, Callable[[], tuple[Callable[..., Any], list[Any], dict[str, An
     ),
     "rows_prefetched": lambda: (lambda x: x.softmax(-1), [f32(512, 1024)], {}),
     "columns_apart": lambda: (lambda x, y: (x.t() * y).sum(0), [f32(24, 128), f32(128, 24)], {}),
+    "places_apart": lambda: (lambda x: x[:, 3] * x[:, 5], [f32(64, 40)], {}),
     "column_sum": lambda: (lambda x: x.sum(0), [f32(100, 48)], {}),
     "full_reduction": lambda: (lambda x: (x * x).sum(), [f32(300, 400)], {}),
     "argmax": lambda: (lambda x: x.argmax(-1), [f32(4, 9)], {}),

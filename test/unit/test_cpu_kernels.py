@@ -411,20 +411,25 @@ def test_sums_of_columns_are_as_exact_as_eager() -> None:
         assert worst(found, true) <= max(worst(eager, true), 2.0**-24 * true.max().item())
 
 
+FAR_APART: dict[str, Callable[[Tensor, Tensor], Any]] = {
+    "sums of columns": lambda x, y: (x.transpose(1, 2) * y).sum((0, 1)),
+    "places of rows": lambda x, y: x[..., 5] * x[..., 7] + x[..., 11],
+    "sum of places": lambda x, y: (x[..., 5] * x[..., 7]).sum(),
+}
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_columns_that_lie_apart_are_compiled_fast(dtype: torch.dtype) -> None:
-    """g++ 12 takes 20 to 110 s where it knows the step between them, and the sum a hundred times
-    as long."""
-
-    def summed(x: Tensor, y: Tensor) -> Tensor:
-        return (x.transpose(1, 2) * y).sum((0, 1))
-
+@pytest.mark.parametrize("name", FAR_APART)
+def test_elements_that_lie_far_apart_are_compiled_fast(name: str, dtype: torch.dtype) -> None:
+    """g++ 12 takes 20 to 110 s where it knows the step between them, and the kernel up to a hundred
+    times as long."""
+    fn = FAR_APART[name]
     x, y = torch.randn(4, 64, 4096).to(dtype), torch.randn(4, 4096, 64).to(dtype)
     torch.compiler.reset()
     begin = time.monotonic()
-    found = compiled(summed)(x, y)
+    found = compiled(fn)(x, y)
     assert time.monotonic() - begin < 15
-    assert_matches(found, summed(x, y), summed(x.double(), y.double()))
+    assert_matches(found, fn(x, y), fn(x.double(), y.double()))
 
 
 @pytest.mark.parametrize("rows", [12, 16, 40, 48, 64, 128])

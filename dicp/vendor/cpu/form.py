@@ -54,6 +54,8 @@ class HostForm(Form):
     team: Team | None = None
     scalar_rows: bool = field(default=False, kw_only=True)
     """Whether the compiler is kept from vectorizing loops around the last one."""
+    hidden: frozenset[tuple[Var, int]] = field(default=frozenset(), kw_only=True)
+    """Vectorized loops, and steps between their elements that the compiler is not told."""
 
     @property
     def non_temporal(self) -> bool:
@@ -272,5 +274,3 @@ class Columns(HostForm):
     totals, and its iterations per block; None: jammed rows alone are."""
     jam: int = 1
     """Iterations of the last reduction loop that are unrolled and jammed."""
-    hidden: int = field(kw_only=True)
-    """Elements between columns from which the compiler is not told their number."""

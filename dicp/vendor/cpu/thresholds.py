@@ -48,7 +48,7 @@ COLUMN_TILE = 512
 """Columns of an outer reduction that have their accumulators in the L1 cache at a time: 4 KiB of
 doubles for each reduction."""
 MIN_HIDDEN_STEP = 16
-"""Elements between columns from which the compiler is not told their number: fewer fit a vector."""
+"""Elements of a step from which the compiler may not be told their number: fewer fit a vector."""
 PLACE_BLOCK = 256
 """Elements of a row per block of an argmax or argmin, which buffers the block's values to find
 the extremum's position among them."""

@@ -41,7 +41,7 @@ def render(kernel: Kernel) -> RenderedKernel:
         head.append(f"  {const}{ctype}* {name} = ({const}{ctype}*)args[{k}];")
     for k, name in enumerate(writer.symbols.values()):
         head.append(f"  const int64_t {name} = sizes[{k}];")
-    body = "\n".join([*head, *writer.workspace(), *lines])
+    body = "\n".join([*head, *writer.workspace(), *writer.hidden_steps(), *lines])
     name = kernel_name(kernel.origins, body)
     return RenderedKernel(
         name, body, tuple(writer.args), tuple(writer.symbols), writer.kernel, tuple(writer.sites)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Generic, TypeVar
 
 from dicp.codegen.values import Scope, margin
-from dicp.loop.ir.index import Var
+from dicp.loop.ir.index import Index, Var
 from dicp.loop.ir.kernel import Kernel
 from dicp.vendor.cpu.form import HostForm, Strip, Team
 from dicp.vendor.cpu.render.strips import Strips
@@ -22,6 +22,24 @@ class Loops(Strips, Generic[F]):
     def __init__(self, kernel: Kernel, form: F) -> None:
         super().__init__(kernel)
         self.form = form
+        self._steps: dict[int, str] = {}
+        """Step between elements -> the variable that hides it from the compiler."""
+
+    def index(self, index: Index, guard: str = "") -> str:
+        hidden = [term for term in index.terms if term in self.form.hidden]
+        if not hidden:
+            return super().index(index, guard)
+        texts = []
+        for loop, step in hidden:
+            assert isinstance(loop, Var) and isinstance(step, int)
+            name = self._steps.setdefault(step, f"step{len(self._steps)}")
+            texts.append(f"{name} * {self.variable(loop)}")
+        rest = Index(index.const, tuple(term for term in index.terms if term not in hidden))
+        return " + ".join([*texts, super().index(rest, guard)])
+
+    def hidden_steps(self) -> list[str]:
+        """The declarations of the steps that are hidden from the compiler."""
+        return [f"  const int64_t {name} = d_unknown({n});" for n, name in self._steps.items()]
 
     def lines(self) -> list[str]:
         """The body of the kernel's function after its arguments."""

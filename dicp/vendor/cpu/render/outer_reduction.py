@@ -9,8 +9,8 @@ import torch
 from dicp.codegen.spelling import combine
 from dicp.codegen.types import VALUE_TYPE, start_value
 from dicp.codegen.values import Scope, local, margin
-from dicp.loop.ir.index import Index, Var
-from dicp.loop.ir.kernel import Kernel, Phase, Reduce, Scan
+from dicp.loop.ir.index import Var
+from dicp.loop.ir.kernel import Phase, Reduce, Scan
 from dicp.vendor.cpu.form import Columns, Team, divides
 from dicp.vendor.cpu.render.loops import CHUNKS, Loops, block_end
 
@@ -18,32 +18,7 @@ from dicp.vendor.cpu.render.loops import CHUNKS, Loops, block_end
 class ColumnsWriter(Loops[Columns]):
     """Threads divide the tiles of columns; with few columns, they divide the rows into chunks."""
 
-    def __init__(self, kernel: Kernel, form: Columns) -> None:
-        super().__init__(kernel, form)
-        self._steps: dict[int, str] = {}
-        """Number of elements between columns -> the variable that hides it from the compiler."""
-
-    def index(self, index: Index, guard: str = "") -> str:
-        """As in other kernels, but the compiler knows no large step between columns.
-
-        g++ 12 takes rows that are jammed or unrolled for a group that fills the step, and shuffles
-        all of it: with 4096 elements between columns it compiled for 109 s.
-        """
-        column = self.kernel.parallel[-1]
-        step = index.coefficient(column)
-        if not isinstance(step, int) or abs(step) < self.form.hidden:
-            return super().index(index, guard)
-        name = self._steps.setdefault(step, f"step{len(self._steps)}")
-        terms = tuple((atom, c) for atom, c in index.terms if atom != column)
-        rest = super().index(Index(index.const, terms), guard)
-        return f"{name} * {self.variable(column)} + {rest}"
-
     def lines(self) -> list[str]:
-        nest = self._nest_of_tiles()
-        hidden = [f"  const int64_t {name} = d_unknown({n});" for n, name in self._steps.items()]
-        return [*hidden, *nest]
-
-    def _nest_of_tiles(self) -> list[str]:
         kernel, split = self.kernel, self.form.split
         outer, column = kernel.parallel[:-1], kernel.parallel[-1]
         width = self.size(column.size)

@@ -6,18 +6,20 @@ In: a kernel of the loop IR's schedule. Out: the same kernel with its form, whic
 from __future__ import annotations
 
 import math
+from collections import Counter
 from dataclasses import replace
 
 from dicp.loop.ir.expr import Masked, walk
+from dicp.loop.ir.index import Var
 from dicp.loop.ir.kernel import Kernel
 from dicp.loop.schedule.form import exp_weights
-from dicp.vendor.cpu.form import HostForm, Points
+from dicp.vendor.cpu.form import Columns, HostForm, Points
 from dicp.vendor.cpu.schedule.chooser import Chooser
 from dicp.vendor.cpu.schedule.inner_reduction import Inner
 from dicp.vendor.cpu.schedule.outer_reduction import Outer
 from dicp.vendor.cpu.schedule.pointwise import Pointwise
 from dicp.vendor.cpu.schedule.scatter import Scatter
-from dicp.vendor.cpu.thresholds import MOST_UNROLLED
+from dicp.vendor.cpu.thresholds import MIN_HIDDEN_STEP, MOST_UNROLLED
 
 
 def with_form(kernel: Kernel, non_temporal_bytes: float = math.inf) -> Kernel:
@@ -27,8 +29,28 @@ def with_form(kernel: Kernel, non_temporal_bytes: float = math.inf) -> Kernel:
         "scatter": Scatter,
     }  # fmt: skip
     chosen = choosers[kernel.kind](kernel, non_temporal_bytes).choose()
-    chosen = replace(chosen, scalar_rows=_has_short_masked_rows(kernel, chosen))
+    rows, steps = _has_short_masked_rows(kernel, chosen), _hidden_steps(kernel, chosen)
+    chosen = replace(chosen, scalar_rows=rows, hidden=steps)
     return replace(kernel, form=chosen, variants=exp_weights(kernel))
+
+
+def _hidden_steps(kernel: Kernel, form: HostForm) -> frozenset[tuple[Var, int]]:
+    """The large steps of vectorized loops by which a tensor is accessed at several places.
+
+    g++ 12 takes the places for a group that fills the step, and shuffles all of it: it compiled two
+    reads 4096 elements apart for 70 s. Rows that are jammed or unrolled are several places, too.
+    """
+    places = {(item.ref.root, item.index) for item in kernel.reads()}
+    places |= {(s.ref.root, s.index) for s in kernel.stores()}
+    loops = (*kernel.parallel[-1:], *kernel.reduction[-1:])
+    found = Counter(
+        (ref, loop, step)
+        for ref, index in places
+        for loop in loops
+        if isinstance(step := index.coefficient(loop), int) and abs(step) >= MIN_HIDDEN_STEP
+    )
+    jammed = kernel.parallel[-1] if isinstance(form, Columns) else None
+    return frozenset((v, step) for (_, v, step), n in found.items() if n > 1 or v is jammed)
 
 
 def _has_short_masked_rows(kernel: Kernel, form: HostForm) -> bool:

@@ -14,7 +14,6 @@ from dicp.vendor.cpu.schedule.chooser import Chooser, is_floating_sum
 from dicp.vendor.cpu.thresholds import (
     COLUMN_TILE,
     FEW_TILES,
-    MIN_HIDDEN_STEP,
     PARALLEL_COST,
     ROW_BLOCK,
     SHORT_COLUMN,
@@ -40,10 +39,7 @@ class Outer(Chooser):
         )
         tile = column.size if split_rows and isinstance(column.size, int) else COLUMN_TILE
         blocks = self._row_blocks() if self.is_long(SHORT_COLUMN) else None
-        return form.Columns(
-            team, split_rows, long, blocks, self._jam(bool(long)),
-            tile=tile, hidden=MIN_HIDDEN_STEP,
-        )  # fmt: skip
+        return form.Columns(team, split_rows, long, blocks, self._jam(bool(long)), tile=tile)
 
     def _row_blocks(self) -> tuple[int, int]:
         """The loop to split into blocks of about ROW_BLOCK rows, and its iterations per block."""
