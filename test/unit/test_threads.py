@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -11,6 +12,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dicp.compare import assert_matches
+from dicp.config import Config
+from dicp.vendor.cpu.toolchain import compile_shared, find_toolchain
+from dicp.vendor.cpu.units import header_texts
 
 pytestmark = pytest.mark.sweep
 
@@ -100,3 +104,37 @@ def test_shares_make_up_the_whole(name: str) -> None:
     seen = (results(compiled, inputs), results(fn, inputs), results(fn, wide))
     for got, eager, real in zip(*seen, strict=True):
         assert_matches(got, eager, real)
+
+
+PARTS = """
+#include "gemm.h"
+extern "C" int64_t parts_of(int64_t others, int64_t least, int64_t most, int64_t threads) {
+  return d_even_parts(others, least, most, threads);
+}
+"""
+
+
+@pytest.fixture(scope="module")
+def parts_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int, int, int, int], int]:
+    files = {"unit.cpp": PARTS, **header_texts()}
+    library = tmp_path_factory.mktemp("parts") / "unit.so"
+    library.write_bytes(compile_shared(find_toolchain(Config()), files, "unit.cpp", ["parts_of"]))
+    found: Callable[[int, int, int, int], int] = ctypes.CDLL(str(library)).parts_of
+    return found
+
+
+@pytest.mark.parametrize("count", [1, 2, 8, 64, 128])
+def test_tasks_of_products_keep_all_threads_busy(
+    parts_of: Callable[[int, int, int, int], int], count: int
+) -> None:
+    """The share of the time in which threads have a task, for strips of columns and parts of rows;
+    24 strips on 64 threads were 72 tasks, and threads idle for 44% of the time."""
+    for strips in (1, 3, 12, 24, 48, 96, 1000):
+        for most in (1, 4, 16, 100):
+            parts = parts_of(strips, 1, most, count)
+            busy = [strips * k / (-(-strips * k // count) * count) for k in range(1, most + 1)]
+            assert 1 <= parts <= most
+            assert busy[parts - 1] >= min(0.8, max(busy))
+            assert all(share < 0.8 for share in busy[: parts - 1])
+    assert parts_of(24, 1, 18, 64) == 5
+    assert [parts_of(6, 1, 18, 2), parts_of(3, 1, 18, 2), parts_of(3, 4, 18, 2)] == [1, 2, 4]

@@ -24,6 +24,19 @@ typedef d_bf16 d_halfwords __attribute__((vector_size(2 * d_lanes), aligned(2), 
 
 d_inline int64_t d_round_up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
 d_inline int64_t d_least(int64_t a, int64_t b) { return a < b ? a : b; }
+// The fewest parts, `least` or more, by which `others * parts` tasks of equal length leave the threads
+// idle for a fifth of the time at most; if there are none up to `most`, those that do so the least.
+static int64_t d_even_parts(int64_t others, int64_t least, int64_t most, int64_t threads) {
+  int64_t best = least;
+  double busy = 0;
+  for (int64_t parts = least; parts <= most || parts == least; ++parts) {
+    const int64_t tasks = others * parts, rounds = (tasks + threads - 1) / threads;
+    const double now = (double)tasks / (double)(rounds * threads);
+    if (now > busy) best = parts, busy = now;
+    if (busy >= 0.8) break;
+  }
+  return best;
+}
 // Tiles of cells of type C: the rows of one, of a smaller one, and of a block that stays in a cache;
 // cells that are summed before the next ones are copied.
 template <class C> struct d_tile_rows {

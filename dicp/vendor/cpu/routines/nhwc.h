@@ -182,9 +182,11 @@ struct d_convolution_nhwc {
     const products all = product();
     const int64_t threads = d_threads(), most = all.most();
     const int64_t strips = (all.panels() + most - 1) / most;
-    int64_t parts = (all.rows + d_high - 1) / d_high;
-    while (strips * parts < threads && all.rows > parts * 2 * d_tile_rows<d_pair>::most) ++parts;
+    const int64_t shortest = 2 * d_tile_rows<d_pair>::most;
+    const int64_t most_parts = (all.rows + shortest - 1) / shortest;
+    int64_t parts = d_even_parts(strips, (all.rows + d_high - 1) / d_high, most_parts, threads);
     const int64_t step = d_round_up((all.rows + parts - 1) / parts, d_tile_rows<d_pair>::most);
+    parts = (all.rows + step - 1) / step;
     const d_rooms rooms(all.room(step) + d_panel * left_step);
     if (!rooms.at) return;
 #pragma omp parallel if (all.rows * filters * all.depth > 50000)
@@ -196,8 +198,7 @@ struct d_convolution_nhwc {
         const int64_t pixel = k / strips * step, strip = k % strips;
         const int64_t filter = all.panels() * strip / strips * d_panel;
         const int64_t end = d_least(all.panels() * (strip + 1) / strips * d_panel, filters);
-        if (pixel < all.rows)
-          task(all, pixel, d_least(all.rows - pixel, step), filter, end - filter, mine);
+        task(all, pixel, d_least(all.rows - pixel, step), filter, end - filter, mine);
       }
     }
   }
