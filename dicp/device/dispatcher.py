@@ -531,6 +531,18 @@ def _is_number_for_tensor(argument: Any, value: Any) -> bool:
     return isinstance(value, (bool, int, float, complex)) and str(argument.type) == "Tensor"
 
 
+def taking_numbers(op: OpOverload, given: Mapping[str, Any]) -> OpOverload:
+    """The overload that takes numbers where `given` has them for tensors; `op` if there is none."""
+    wanted = [
+        (a.name, "number" if _is_number_for_tensor(a, given[a.name]) else str(a.type))
+        for a in schema_of(op).arguments
+    ]
+    packet = getattr(torch.ops.aten, packet_name(op))
+    overloads = (getattr(packet, name) for name in packet.overloads())
+    has = {o: [(a.name, str(a.type)) for a in schema_of(o).arguments] for o in overloads}
+    return next((o for o in has if has[o] == wanted), op)
+
+
 def _places(name: str, value: Any) -> list[tuple[str, int]]:
     """The tensors of an argument: its name, and their positions if it is a list."""
     values = value if isinstance(value, (list, tuple)) else [value]

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from dicp.config import dump_level
-from dicp.device.dispatcher import Dispatcher, bound, name_of
+from dicp.device.dispatcher import Dispatcher, bound, name_of, taking_numbers
 from dicp.device.output import say
 from dicp.device.patterns import Patterns
 from dicp.torch_private import OpOverload, schema_of, true_device
@@ -192,11 +192,12 @@ class Dump:
 def _dumped(
     op: OpOverload, called: str, args: Sequence[Any], kwargs: Mapping[str, Any], level: int
 ) -> Iterator[str]:
-    name = name_of(op)
-    yield f"[{function_name(op)}:{_caller_line()}]:{name}  {called}"
+    yield f"[{function_name(op)}:{_caller_line()}]:{name_of(op)}  {called}"
     if level < 2:
         return
-    for argument, value in bound(op, args, kwargs).items():
+    given = bound(op, args, kwargs)
+    name = name_of(taking_numbers(op, given))
+    for argument, value in given.items():
         yield f"  {name}: {argument}:{_text(value, level)}"
 
 

@@ -605,6 +605,7 @@ from torch_dipu import dipu
 x = torch.ones(3, 4, device="dipu")
 with dipu.dump_op_args(2):
     torch.add(x, 3)
+    torch.add(x, x)
 torch.add(x, 4)
 with dipu.dump_op_args(3):
     torch.sub(x, 5)
@@ -617,19 +618,22 @@ torch.mul(x, 7)
 
 def test_dump(run: Any) -> None:
     lines = run(DUMPED, DIPU_MOCK_CUDA="false").stdout.splitlines()
-    assert lines[1].startswith("  add.out: self:numel:12, sizes:[3, 4]"), lines
-    assert "  add.out: other:3" in lines and "  add.out: alpha:1" in lines
-    assert any(line.startswith("  add.out: out:numel:12") for line in lines), lines
+    number = [
+        r"  add.Scalar_out: self:numel:12, sizes:\[3, 4\], .*", "  add.Scalar_out: other:3",
+        "  add.Scalar_out: alpha:1", "  add.Scalar_out: out:numel:12, .*",
+    ]  # fmt: skip
+    assert all(map(re.fullmatch, number, lines[1:5])), lines
+    assert lines[7].startswith("  add.out: other:numel:12"), lines
     calls = [line for line in lines if line.startswith("[dipu_")]
     assert calls == [
-        "[dipu_add_out:6]:add.out  add.out", "[dipu_sub_out:9]:sub.out  sub.out",
-        "[dipu_mul_out:11]:mul.out  mul.out",
+        "[dipu_add_out:6]:add.out  add.out", "[dipu_add_out:7]:add.out  add.out",
+        "[dipu_sub_out:10]:sub.out  sub.out", "[dipu_mul_out:12]:mul.out  mul.out",
     ]  # fmt: skip
-    values = lines[lines.index(calls[1]) : lines.index(calls[2])]
+    values = lines[lines.index(calls[2]) : lines.index(calls[3])]
     row = "[1., 1., 1., 1.]"
     assert values[2:5] == [f"tensor([{row},", f"        {row},", f"        {row}])"], values
-    assert "  sub.out: other:5" in values
-    assert lines[-1] == calls[2], "level 1 has no arguments, level 0 no line"
+    assert "  sub.Scalar_out: other:5" in values
+    assert lines[-1] == calls[3], "level 1 has no arguments, level 0 no line"
 
 
 SETTINGS = """
