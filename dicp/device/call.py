@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from dicp.torch_private import OpOverload, pytree
+from dicp.torch_private import pytree
 
 
 class NotCompiled(Exception):
@@ -17,9 +17,9 @@ class NotCompiled(Exception):
 
 @dataclass(frozen=True)
 class Call:
-    """A functional operator, and the arguments of one call of it on host tensors."""
+    """A functional operator, or a function that computes it, and arguments on the host."""
 
-    op: OpOverload
+    op: Callable[..., Any]
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
     dtypes: tuple[torch.dtype | None, ...] = ()

@@ -24,6 +24,7 @@ from dicp.device.cells import CELLS
 from dicp.device.hosted import host_target
 from dicp.device.output import say
 from dicp.device.patterns import Patterns
+from dicp.device.scalars import number_tensor, with_tensor_for_scalar
 from dicp.dynamo_bridge.decompose import decompositions
 from dicp.errors import FallbackWarning, MixedDevicesError
 from dicp.target import Target
@@ -258,17 +259,20 @@ class Dispatcher:
         """Run the compiled operator, and where it is one native call, install it for the next."""
         schema = schema_of(op)
         signature = self.native.signature(schema.name, schema.overload_name, args, kwargs)
-        given = _bound_for(form, op, args, kwargs)
+        given = bound(op, args, kwargs)
         outs = [given[name] for name in form.outs]
         if outs or _keep_dtypes(op, given):  # which are the same if a number is a tensor
             given = _with_tensors_for_numbers(op, given)
+        run: Callable[..., Any] = form.op
+        if len(outs) == 1:
+            run, given = with_tensor_for_scalar(form.op, given, outs[0].dtype)
         inputs = inputs_of(form, given, outs)
         device = self.index_of(args, kwargs)
         call = self.native.HostCall(device)
         self.native.wait_for_queue(device)
         positional, named = _arguments_of(form.op, _map_tensors(call.on_host, inputs))
         dtypes = (None,) * form.fresh + tuple(out.dtype for out in outs)
-        prepared = Call(form.op, positional, named, dtypes if outs else ())
+        prepared = Call(run, positional, named, dtypes if outs else ())
         compiled, given_inputs = self.compiler.compiled(prepared)
         compiled.prepare(given_inputs)
         with self.native.HostMemory(device):
@@ -314,9 +318,8 @@ class Dispatcher:
         if plan is None:
             return
         tensors = [one for one in given_inputs if isinstance(one, torch.Tensor)]
-        number_given = {"value"} if op in FILLS else set()
-        order = [place for name in given for place in _places(name, given[name])
-                 if name not in number_given]  # fmt: skip
+        order = [place for a in schema_of(op).arguments if str(a.type) != "number"
+                 for place in _places(a.name, given[a.name])]  # fmt: skip
         taken = [a.name for a in schema_of(form.op).arguments if a.name in given]
         names = [place for name in taken for place in _places(name, given[name])]
         numbers = [a for a in schema_of(op).arguments if _is_number_for_tensor(a, given[a.name])]
@@ -384,7 +387,7 @@ class Dispatcher:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> Any:
-        given = _bound_for(form, op, args, kwargs)
+        given = bound(op, args, kwargs)
         outs = [given[name] for name in form.outs]
         positional, named = _arguments_of(form.op, inputs_of(form, given, outs))
         result = rule(*positional, **named)
@@ -427,10 +430,7 @@ class Dispatcher:
         return self._functional[op]
 
 
-FILLS = {torch.ops.aten.fill_.Scalar: torch.ops.aten.fill.Tensor}
-"""Operators whose number becomes a tensor: one program for any number."""
 HELPERS = {
-    **FILLS,
     torch.ops.aten._cummax_helper.default: torch.ops.aten.cummax.default,
     torch.ops.aten._cummin_helper.default: torch.ops.aten.cummin.default,
 }
@@ -493,26 +493,13 @@ def bound(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dic
     return found
 
 
-def _bound_for(
-    form: Functional, op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]
-) -> dict[str, Any]:
-    """As `bound`. Eager converts the number of a fill, or raises its own error."""
-    given = bound(op, args, kwargs)
-    if op in FILLS:
-        given["value"] = torch.full(
-            (), given["value"], dtype=given[form.outs[0]].dtype, device="cpu"
-        )
-    return given
-
-
 def _with_tensors_for_numbers(op: OpOverload, given: Mapping[str, Any]) -> dict[str, Any]:
     """Numbers given for tensors become tensors, so that code is compiled for any number."""
     changed = dict(given)
     for argument in schema_of(op).arguments:
         value = given[argument.name]
         if _is_number_for_tensor(argument, value):
-            kind = {float: torch.float64, complex: torch.complex128}.get(type(value))
-            changed[argument.name] = torch.tensor(value, dtype=kind, device="cpu")
+            changed[argument.name] = number_tensor(value)
     return changed
 
 

@@ -1,0 +1,106 @@
+"""Operators whose Scalar changes from call to call, as functions of a tensor of it.
+
+Learning rates and step sizes are such Scalars. As a tensor the number is data, so that one program
+serves every number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dicp.dtypes import REDUCED_FLOATS, fits
+from dicp.torch_private import OpOverload, schema_of
+
+aten = torch.ops.aten
+Number = bool | int | float | complex
+KINDS = {bool: torch.bool, int: torch.int64, float: torch.float64, complex: torch.complex128}
+
+
+def number_tensor(number: Number) -> Tensor:
+    """A host tensor without dimensions that holds a number."""
+    return torch.tensor(number, dtype=KINDS[type(number)], device="cpu")
+
+
+def add(self: Tensor, other: Tensor, *, alpha: Tensor) -> Tensor:
+    return _exact(self) + _exact(other) * alpha
+
+
+def sub(self: Tensor, other: Tensor, *, alpha: Tensor) -> Tensor:
+    return _exact(self) - _exact(other) * alpha
+
+
+def addcmul(self: Tensor, tensor1: Tensor, tensor2: Tensor, *, value: Tensor) -> Tensor:
+    return _exact(self) + _exact(tensor1) * _exact(tensor2) * value
+
+
+def addcdiv(self: Tensor, tensor1: Tensor, tensor2: Tensor, *, value: Tensor) -> Tensor:
+    return _exact(self) + _exact(tensor1) / _exact(tensor2) * value
+
+
+def lerp(self: Tensor, end: Tensor, weight: Tensor) -> Tensor:
+    start = _exact(self)
+    return torch.lerp(start, _exact(end), weight.to(start.dtype))
+
+
+def fill(self: Tensor, value: Tensor) -> Tensor:
+    return torch.fill(self, value)
+
+
+def _comparison(op: OpOverload) -> Callable[..., Tensor]:
+    def compare(self: Tensor, other: Tensor) -> Any:
+        return op(self, other.to(self.dtype))
+
+    return compare
+
+
+def _exact(tensor: Tensor) -> Tensor:
+    """In the dtype that eager computes in, and rounds from once."""
+    return tensor.float() if tensor.dtype in REDUCED_FLOATS else tensor
+
+
+SCALARS: dict[OpOverload, tuple[str, Callable[..., Tensor]]] = {
+    aten.add.Tensor: ("alpha", add),
+    aten.sub.Tensor: ("alpha", sub),
+    aten.addcmul.default: ("value", addcmul),
+    aten.addcdiv.default: ("value", addcdiv),
+    aten.lerp.Scalar: ("weight", lerp),
+    aten.fill.Scalar: ("value", fill),
+    **{
+        packet.Scalar: ("other", _comparison(packet.Tensor))
+        for packet in (aten.eq, aten.ne, aten.lt, aten.le, aten.gt, aten.ge)
+    },
+}
+"""The Scalar of a functional operator, and the function."""
+
+
+def with_tensor_for_scalar(
+    op: OpOverload, given: Mapping[str, Any], result: torch.dtype
+) -> tuple[Callable[..., Any], dict[str, Any]]:
+    """What computes `op`, and its arguments: a function of SCALARS, else `op` as it is.
+
+    A number stays one where it is the default, a factor of 1; where the operands' dtypes differ or
+    the number promotes them; and where the dtype does not hold it, which eager refuses.
+    """
+    if op in SCALARS:
+        name, function = SCALARS[op]
+        values = {a.name: given[a.name] for a in schema_of(op).arguments}
+        default = next(a.default_value for a in schema_of(op).arguments if a.name == name)
+        dtypes = {value.dtype for value in values.values() if isinstance(value, Tensor)}
+        if len(dtypes) == 1 and result in (*dtypes, torch.bool) and values[name] != default:
+            (dtype,) = dtypes
+            if _holds(dtype, values[name]):
+                return function, {**given, name: number_tensor(values[name])}
+    return op, dict(given)
+
+
+def _holds(dtype: torch.dtype, number: Number) -> bool:
+    """Whether a number promotes no tensor of that dtype, and does not overflow it."""
+    if torch.result_type(torch.empty(1, dtype=dtype, device="cpu"), number) != dtype:
+        return False
+    if isinstance(number, complex):
+        return True
+    return fits(number, dtype) and fits(number, KINDS[type(number)])
