@@ -21,7 +21,7 @@ from dicp.device.thresholds import FIXED_INTEGERS, MOST_VARIANTS
 from dicp.dynamo_bridge.compile_fx import compile_aten
 from dicp.dynamo_bridge.decompose import decompositions
 from dicp.target import Target
-from dicp.torch_private import is_wrapped_number, make_fx, pytree, traced_guards, traced_guards_hold
+from dicp.torch_private import make_fx, pytree, traced_guards, traced_guards_hold
 
 
 @dataclass
@@ -239,7 +239,7 @@ def as_traced(tensor: Any) -> Any:
     Neither the place in its storage nor the strides of dimensions of size 1 matter to compiled
     code; a trace would take each for a symbol, and guard it.
     """
-    if isinstance(tensor, int) or (is_wrapped_number(tensor) and not tensor.is_complex()):
+    if isinstance(tensor, int):
         return tensor
     tensor = in_pairs(tensor)
     order = sorted(range(tensor.dim()), key=lambda d: (tensor.size(d) == 1, -tensor.stride(d)))
@@ -271,7 +271,7 @@ def _classes(leaves: Sequence[Any]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
     for leaf in leaves:
         if isinstance(leaf, torch.Tensor):
             sizes = tuple(_size_class(int(size), seen) for size in leaf.shape)
-            shapes.append((leaf.dtype, sizes, tuple(_layout(leaf)), is_wrapped_number(leaf)))
+            shapes.append((leaf.dtype, sizes, tuple(_layout(leaf))))
         elif isinstance(leaf, (int, float)) and not isinstance(leaf, bool):
             shapes.append(type(leaf))
             numbers.append(repr(leaf))

@@ -42,8 +42,3 @@ def storage_use_count(storage: torch.UntypedStorage) -> int:
 def version_of(tensor: torch.Tensor) -> int:
     """How often the tensor's memory was written in place; -1 for one that does not count that."""
     return -1 if tensor.is_inference() else int(tensor._version)
-
-
-def is_wrapped_number(tensor: torch.Tensor) -> bool:
-    """Whether a tensor stands for a Python number, which promotes no dtype."""
-    return bool(getattr(tensor, "_is_wrapped_number", lambda: False)())

@@ -192,6 +192,32 @@ for number, refused in ((300, "fill_"), (2.5, "add_")):  # as eager does
 print("all well")
 """
 
+PROMOTION = """
+import torch, torch_dipu
+from torch_dipu import dipu
+
+CALLS = {
+    "//": lambda x, n: x // n, "reversed //": lambda x, n: n // (x + 1), "%": lambda x, n: x % n,
+    "+": lambda x, n: x + n, "*": lambda x, n: n * x, "/": lambda x, n: x / n,
+    "/ in place": lambda x, n: x.double().div_(n), "where": lambda x, n: torch.where(x > 1, x, n),
+    "alpha": lambda x, n: torch.add(x, n, alpha=2),
+}
+for name, call in CALLS.items():
+    for kind in (torch.float16, torch.int64):
+        for host in (torch.tensor(3, dtype=kind), torch.tensor([3, 1], dtype=kind)):
+            x = host.to("dipu")
+            for number in (2.5, 2):
+                held = torch.tensor(number, dtype=torch.float64), torch.tensor(number)
+                for given in (number, *held, *held, number, held[0], number):
+                    found, expected = call(x, given), call(host, given)
+                    said = name, host, given, found, expected
+                    assert found.dtype == expected.dtype, said
+                    assert torch.allclose(found.cpu(), expected, rtol=1e-3), said
+fell = {name for name, path in dipu.path_counts() if path == "cpu"}
+assert not fell, fell
+print("all well")
+"""
+
 TWO_DEVICES = """
 import torch, torch_dipu
 import torch.nn.functional as F
@@ -222,8 +248,8 @@ print("all well")
 
 @pytest.mark.parametrize(
     "program",
-    [GAPS, OVER_INPUTS, NUMBERS, TWO_DEVICES],
-    ids=["gaps", "over_inputs", "numbers", "two_devices"],
+    [GAPS, OVER_INPUTS, NUMBERS, PROMOTION, TWO_DEVICES],
+    ids=["gaps", "over_inputs", "numbers", "promotion", "two_devices"],
 )
 def test_warm_calls(run: Any, program: str) -> None:
     """Inputs with gaps are copied without Python; memory is that of the inputs' device."""
