@@ -9,6 +9,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ import torch
 from dicp.errors import IndexOutOfBoundsError, InputMismatchError, ResultMismatchError
 from dicp.graphop.strides import inverse
 from dicp.graphop.thresholds import MAX_PLANS
-from dicp.origin import lines_of
+from dicp.origin import in_user_frames, lines_of
 from dicp.serialize import (
     decode_argument,
     decode_constant,
@@ -211,8 +212,7 @@ class _Plan:
             given = [tensor for get in getters if isinstance(tensor := get(env), torch.Tensor)]
             operators = ", ".join(dict.fromkeys(origin.op for origin in origins))
             known = {"operators": operators, "source": lines_of(origins)}
-            with profiled_range(f"dicp::{name}", given, known):
-                run(env)
+            in_user_frames(origins, profiled_range(f"dicp::{name}", given, known), partial(run, env))
 
         return profiled
 

@@ -477,7 +477,9 @@ def test_sizes_and_statuses_of_a_run_are_checked(monkeypatch: pytest.MonkeyPatch
 def test_profiler_ranges_name_graph_operators_and_line(tmp_path: Path) -> None:
     compiled, x = torch.compile(lambda x: torch.softmax(x * 2, -1), backend="topsgraph"), f32(4, 8)
     compiled(x)
-    with torch.profiler.profile(record_shapes=True) as profile:
+    verbose = torch._C._profiler._ExperimentalConfig(verbose=True)
+    options = {"record_shapes": True, "with_stack": True, "experimental_config": verbose}
+    with torch.profiler.profile(**options) as profile:
         compiled(x)
     profile.export_chrome_trace(str(tmp_path / "trace.json"))
     events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
@@ -486,3 +488,4 @@ def test_profiler_ranges_name_graph_operators_and_line(tmp_path: Path) -> None:
     assert "test_tops.py" in found["args"]["source"]
     ranges = [e for e in profile.events() if e.name.startswith("dicp::")]
     assert [event.input_shapes for event in ranges] == [[[4, 8]]]
+    assert ranges[0].stack[0].endswith(": <lambda>") and "test_tops.py" in ranges[0].stack[0]
