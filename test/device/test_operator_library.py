@@ -271,6 +271,11 @@ except RuntimeError as error:
     assert "use after free" in str(error), error
 else:
     raise AssertionError("freed memory was read")
+with torch.profiler.profile(record_shapes=True) as profile:
+    torch.mul(x, x)
+rows = {row.key: row for row in profile.key_averages(group_by_input_shape=True)}
+assert rows["diopiMul"].count == rows["dipu_mul"].count == 1, rows.keys()
+assert rows["dipu_mul"].input_shapes[:2] == [list(x.shape)] * 2, rows["dipu_mul"].input_shapes
 from typer.testing import CliRunner
 from dicp.cli import app
 print(CliRunner().invoke(app, ["device", "ops"], terminal_width=200).output)

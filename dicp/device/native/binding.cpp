@@ -87,7 +87,9 @@ void call_python(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
 }
 
 void choose_path(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
-  RECORD_USER_SCOPE("dipu_" + short_name(op.schema().name()));
+  const c10::ArrayRef<const c10::IValue> arguments(
+      stack->data() + stack->size() - op.schema().arguments().size(), stack->data() + stack->size());
+  RECORD_USER_SCOPE_WITH_INPUTS("dipu_" + short_name(op.schema().name()), arguments);
   auto& entry = entry_of(op);
   if (!python_side().watching) {
     if (entry.has_plans) {
