@@ -124,6 +124,8 @@ class OperatorCompiler:
         for one in found:
             if one.takes(inputs):
                 return one, inputs
+        if len(found) >= MOST_VARIANTS:
+            raise NotCompiled("its sizes change from call to call, and its code is for fixed ones")
         try:
             self._count_variant(group, numbers if group[-1] != "any" else len(found))
             made = self._compile(call, group, inputs)

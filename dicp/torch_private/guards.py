@@ -134,7 +134,7 @@ def traced_guards(graph: fx.GraphModule) -> str:
     env = getattr(graph, "shape_env", None)
     if env is None:
         return ""
-    return str(env.produce_guards_expression(inputs) or "")
+    return str(env.produce_guards_expression(inputs, ignore_static=False) or "")
 
 
 def traced_guards_hold(graph: fx.GraphModule, guards: str, inputs: Sequence[Any]) -> bool:

@@ -328,6 +328,8 @@ CALLS = {
     "other ranges": (lambda: [torch.arange(n, k, k - n) for n, k in ((0, 9), (9, 0), (8, 3))], ()),
     "any distance": (lambda x: [x.roll(n, 1) for n in range(-4, 9)], (x,)),
     "angles": (lambda x, c: [x.angle(), c.angle()], (x, c)),
+    "two rows of pairs": (lambda c: c[:2] * 2 + c[:2], (c,)),
+    "other rows of pairs": (lambda c: c * 2 + c, (c,)),
     "complex numbers": (lambda c: [c * c.conj(), c * 1j + 2, (c.conj() + 1).imag * 2], (c,)),
     "pairs": (lambda x: torch.view_as_real(torch.view_as_complex(x.reshape(5, 2, 2)) * 2), (x,)),
     "zeros": (lambda *given: [t.clone()[:, ::k].zero_() for t in given for k in (1, 2)], (x, x)),
