@@ -281,7 +281,7 @@ class Dispatcher:
         for out, result in zip(outs, results[form.fresh :], strict=bool(outs)):
             if out.shape != result.shape:
                 signature = signature if out.numel() == 0 else None  # eager warns of the others
-                out.resize_(result.shape)
+                _resize(out, result)
             out.copy_(result)
         if signature is not None and self.native.host_addressable():
             pairs = zip(_tensors(prepared), given_inputs, strict=False)
@@ -399,7 +399,7 @@ class Dispatcher:
             return NotImplemented  # eager's error is the host's
         for out, value in pairs:
             if out.shape != value.shape:
-                out.resize_(value.shape)
+                _resize(out, value)
             out.copy_(value)
         if form.fresh:
             return tuple(results[: form.fresh])
@@ -558,6 +558,12 @@ def _map_tensors(change: Callable[[torch.Tensor], torch.Tensor], given: Any) -> 
 
 def _tensors(call: Call) -> list[torch.Tensor]:
     return [leaf for leaf in call.leaves()[0] if isinstance(leaf, torch.Tensor)]
+
+
+def _resize(out: torch.Tensor, result: torch.Tensor) -> None:
+    """Resize a given result; eager keeps the order in memory of the operands' dimensions."""
+    strides = torch.empty_like(result, device="meta").stride()
+    out.resize_(result.shape).as_strided_(result.shape, strides)
 
 
 def _laid_out(tensor: torch.Tensor, strides: Sequence[int]) -> bool:

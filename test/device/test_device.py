@@ -902,6 +902,7 @@ def empty(x, dtype=None):
 CALLS = {  # each returns its result, and the tensor that this must be
     "a result": lambda x, w: (lambda r: (torch.add(x, 1, out=r), r))(torch.empty_like(x)),
     "resized": lambda x, w: (lambda r: (torch.mul(x, x, out=r), r))(empty(x)),
+    "resized, in columns": lambda x, w: (lambda r: (torch.abs(x.t(), out=r), r))(empty(x)),
     "a view, transposed and wider": lambda x, w: (torch.sub(x, 0.5, out=w[1].t()), None),
     "wider numbers": lambda x, w: (lambda r: (torch.add(x.int(), 1, out=r), r))(
         empty(x, torch.float64)),

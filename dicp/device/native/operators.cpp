@@ -451,7 +451,10 @@ bool run_plan(const std::shared_ptr<Plan>& plan, const c10::OperatorHandle& op,
   for (const auto& output : plan->outputs) {
     if (output.argument < 0) continue;
     const auto& given = *tensors[size_t(output.argument)];
-    if (given.sizes() != c10::IntArrayRef(output.sizes)) given.resize_(output.sizes);
+    if (given.sizes() != c10::IntArrayRef(output.sizes)) {
+      given.resize_(output.sizes);
+      given.unsafeGetTensorImpl()->set_sizes_and_strides(output.sizes, output.strides);
+    }
     check_memory(given);
   }
   c10::SmallVector<at::Tensor, 4> copies;
