@@ -187,11 +187,16 @@ def trained(device, wrap):
         losses.append(loss.item())
     return losses
 
+from torch._dynamo.utils import counters
+broken = torch.compile(lambda x: (x > 0).nonzero().sum() * 2, backend="dicp")
+assert broken(torch.ones(3, device="cuda")).item() == 6
+assert counters["frames"]["ok"] <= 2, counters["frames"]  # none of what runs an operator
+
 got = trained("cuda", lambda model: torch.compile(model, backend="dicp"))
 assert torch.allclose(torch.tensor(got), torch.tensor(trained("cpu", lambda m: m)), atol=1e-5), got
 """
 
 
 def test_compiled_training_under_the_other_name(run: Any) -> None:
-    """The trace of backward needs the real device of every tensor."""
+    """The trace of backward needs the real device of every tensor; Dynamo leaves operators alone."""
     run(COMPILED)

@@ -58,6 +58,18 @@ Entry& entry_of(const c10::OperatorHandle& op) {
   return *entry;
 }
 
+// Dynamo would trace the Python side of operators that a function in part compiled calls.
+class OutsideDynamo {
+ public:
+  OutsideDynamo()
+      : set_(py::module_::import("torch._C._dynamo.eval_frame").attr("set_eval_frame")),
+        before_(set_(py::none())) {}
+  ~OutsideDynamo() { set_(before_); }
+
+ private:
+  py::object set_, before_;
+};
+
 void call_python(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   TORCH_CHECK(!python_side().closed, "the device is shut down");
   py::gil_scoped_acquire gil;
@@ -74,6 +86,7 @@ void call_python(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
       positional.append(value);
   }
   stack->resize(first);
+  const OutsideDynamo outside;
   auto result = python_side().handler(torch::detail::getTorchApiFunction(op), py::tuple(positional),
                                 named);
   const auto& returns = schema.returns();
