@@ -212,7 +212,9 @@ class _Plan:
             given = [tensor for get in getters if isinstance(tensor := get(env), torch.Tensor)]
             operators = ", ".join(dict.fromkeys(origin.op for origin in origins))
             known = {"operators": operators, "source": lines_of(origins)}
-            in_user_frames(origins, profiled_range(f"dicp::{name}", given, known), partial(run, env))
+            in_user_frames(
+                origins, profiled_range(f"dicp::{name}", given, known), partial(run, env)
+            )
 
         return profiled
 

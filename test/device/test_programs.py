@@ -198,5 +198,5 @@ assert torch.allclose(torch.tensor(got), torch.tensor(trained("cpu", lambda m: m
 
 
 def test_compiled_training_under_the_other_name(run: Any) -> None:
-    """The trace of backward needs the real device of every tensor; Dynamo leaves operators alone."""
+    """The trace of backward needs the real device of tensors; Dynamo leaves operators alone."""
     run(COMPILED)
