@@ -8,8 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from entries import LIST_ENTRIES
 from typer.testing import CliRunner
+
+from dicp.device.tools import compare
 
 pytestmark = pytest.mark.sweep
 
@@ -29,6 +32,10 @@ assert torch.accelerator.current_accelerator().type == "dipu"
 assert torch.empty(2, device=dipu.device.__dipu__ + ":0").device.index == 0
 assert dipu.device_count() == 2 and dipu.get_device_name() == "simulated chip"
 assert torch.equal((x + x).cpu(), x.cpu() * 2)
+from torch_dipu.testing._internal.common_utils import TestCase, run_tests
+TestCase().assertEqual(x + x, x * 2)
+with TestCase().assertRaises(AssertionError):
+    TestCase().assertEqual(x, x + 1)
 
 # two devices
 y = x.to("dipu:1")
@@ -517,6 +524,12 @@ def wrong(self, op, name, args, kwargs):
 Dispatcher._by_target = wrong
 x * 3
 torch.sub(x, x)
+
+def refused(expected, found):
+    raise ValueError("no\\nverdict")
+dicp.device.tools.verdict = refused
+print("REFUSED")
+print("GOES ON", torch.add(x, x).sum().item())
 """
 
 
@@ -524,7 +537,8 @@ def test_autocompare(run: Any) -> None:
     done = run(
         COMPARED, DIPU_AUTOCOMPARE_OPS_LIST="(add|mul|sub|bernoulli_)(..*)?", DIPU_MOCK_CUDA="false"
     )
-    text = done.stdout
+    text, refused = done.stdout.split("REFUSED\n")
+    assert refused.splitlines()[-2:] == ["not_close comparison error: no verdict", "GOES ON 200.0"]
     start = text.index("dipu_add_out_autocompare")
     lines = text[start:].splitlines()
     tensor = (
@@ -540,6 +554,18 @@ def test_autocompare(run: Any) -> None:
     bad = [line for line in text.splitlines() if "not_close" in line]
     assert len(bad) == 1 and "max diff: 1, MAE: 1" in bad[0], text  # none of the sum in place
     assert "not_close" not in text[text.index("dipu_sub_out_autocompare") :]
+
+
+def test_autocompare_of_lists() -> None:
+    """Tensors by their number; lists of other lengths differ."""
+    one = torch.ones(2)
+    found = list(compare("cat.out tensors", [one, one], [one, 2 * one], False))
+    label = "autocompare:    cat.out tensors"
+    assert found[0] == f"{label} 0-th: allclose" and len(found) == 2
+    assert found[1].startswith(f"{label} 1-th: not_close, max diff: 1, MAE: 1, "), found
+    assert list(compare("split", [one], [one, one])) == [
+        "autocompare:    split: not_allclose, lengths differ"
+    ]
 
 
 DIPU_NAMES = """
@@ -965,6 +991,9 @@ THREE_DEVICES = """
 from dicp.device.runtime_template import Properties
 class Runtime(HostRuntime):
     places = {}
+    def stream_create(self, device, priority, stream):
+        print("STREAM", priority, flush=True)
+        super().stream_create(device, priority, stream)
     def device_count(self, count):
         count[0] = 3
     def set_device(self, device):
@@ -993,16 +1022,20 @@ import droplet
 places = droplet.runtime.places
 assert places[x.data_ptr()] == 0 and places[y.data_ptr()] == 2, places
 dipu.synchronize(1)
+for priority in (0, -1):
+    with dipu.stream(dipu.Stream(priority=priority)):
+        assert torch.equal((y + 1).cpu(), torch.arange(6.0) + 1)
 print("all well")
 """
 
 
 def test_visible_devices_of_a_vendor(run: Any, tmp_path: Path) -> None:
-    """DIPU_VISIBLE_DEVICES renumbers the devices of any runtime."""
+    """DIPU_VISIBLE_DEVICES renumbers the devices of any runtime, which is told priorities."""
     _vendor(tmp_path, THREE_DEVICES)
     given = {"PYTHONPATH": str(tmp_path), "DIPU_DEVICE": "droplet", "DIPU_MOCK_CUDA": "0"}
     lines = run(VISIBLE, DIPU_VISIBLE_DEVICES="2,0", **given).stdout.splitlines()
     assert lines[-1] == "all well" and "COPIED 0 2" in lines, lines
+    assert {"STREAM 0", "STREAM -1"} <= {*lines}, lines
     done = run(VISIBLE, ok=False, DIPU_VISIBLE_DEVICES="0,3", **given)
     assert "DIPU_VISIBLE_DEVICES: device 3 is to be visible, but the runtime has 3" in done.stderr
 
