@@ -16,7 +16,6 @@ from torch import fx
 
 from dicp.config import Config
 from dicp.device.call import Call, NotCompiled
-from dicp.device.cells import CELLS
 from dicp.device.thresholds import FIXED_INTEGERS, MOST_VARIANTS
 from dicp.dynamo_bridge.compile_fx import compile_aten
 from dicp.dynamo_bridge.decompose import decompositions
@@ -163,7 +162,7 @@ class OperatorCompiler:
         run = _as_function(call, any(isinstance(one, int) for one in inputs), form)
         given = [as_traced(one) for one in inputs]
         try:
-            table = {**decompositions(self.target), **CELLS}
+            table = decompositions(self.target)
             graph = make_fx(run, decomposition_table=table, tracing_mode=sizes)(*given)
             compiled, report = compile_aten(graph, given, self.target, self.config)
         except Exception as error:

@@ -20,7 +20,6 @@ import torch
 
 from dicp.config import Config, DeviceSettings
 from dicp.device.call import Call, NotCompiled
-from dicp.device.cells import CELLS
 from dicp.device.hosted import host_target
 from dicp.device.output import say
 from dicp.device.patterns import Patterns
@@ -419,8 +418,8 @@ class Dispatcher:
             say(line)
 
     def decomposition(self, op: OpOverload) -> Callable[..., Any] | None:
-        """What the device or its target decomposes `op` by, else PyTorch's own decomposition."""
-        tables = (CELLS, decompositions(self.target), all_decompositions)
+        """What the target decomposes `op` by, else PyTorch's own decomposition."""
+        tables = (decompositions(self.target), all_decompositions)
         return next((table[op] for table in tables if op in table), None)
 
     def functional(self, op: OpOverload) -> Functional | None:

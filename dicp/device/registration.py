@@ -21,8 +21,9 @@ from dicp.device.module import DipuModule, device
 from dicp.device.output import say
 from dicp.device.patterns import Patterns
 from dicp.device.tools import AutoCompare, Dump
+from dicp.dynamo_bridge.cells import CELLS
 from dicp.errors import DeviceRegistrationError
-from dicp.torch_private import privateuse1_name, register_device_module
+from dicp.torch_private import give_shapes, privateuse1_name, register_device_module
 
 UNNAMED = "privateuseone"
 LAST_DROPS: Final = 0.02
@@ -73,6 +74,7 @@ def register(settings: DeviceSettings, config: Config) -> Registered:
     native.set_handler(dispatcher)
     library = torch.library.Library("aten", "IMPL")
     sync_batch_norm.register(library)
+    give_shapes(CELLS)  # PyTorch has them for LSTM with a bias alone
     if settings.uses_library:
         operator_library.load(dispatcher, device.__vendor__, library)
     _observe(dispatcher, settings)

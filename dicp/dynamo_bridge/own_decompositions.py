@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from dicp.dtypes import REDUCED_FLOATS
+from dicp.dynamo_bridge.cells import CELLS
 from dicp.torch_private import ATTENTION_FORWARD, OpOverload, pytree
 
 aten = torch.ops.aten
@@ -234,6 +235,7 @@ def no_dropout(input: Tensor, p: float, train: bool | None = True) -> Any:
 
 
 OWN: dict[Any, Callable[..., Any]] = {
+    **CELLS,
     aten.angle.default: angle,
     aten._index_put_impl.default: index_put,
     aten.hardshrink_backward.default: hardshrink_backward,

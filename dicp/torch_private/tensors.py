@@ -1,10 +1,14 @@
-"""Tensors without the dispatcher: fresh memory, views of it, versions, true devices."""
+"""Tensors without the dispatcher: fresh memory, views, versions, true devices; fake ones."""
 
 from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 from torch._C._dynamo import guards as native_guards
 from torch._guards import TracingContext
+from torch._subclasses.fake_impls import register_op_impl
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.multiprocessing.reductions import StorageWeakRef
 
@@ -42,3 +46,14 @@ def storage_use_count(storage: torch.UntypedStorage) -> int:
 def version_of(tensor: torch.Tensor) -> int:
     """How often the tensor's memory was written in place; -1 for one that does not count that."""
     return -1 if tensor.is_inference() else int(tensor._version)
+
+
+def give_shapes(rules: Mapping[Any, Callable[..., Any]]) -> None:
+    """Let FakeTensors of operators have the shapes of their decompositions' results."""
+
+    def shaped(mode: FakeTensorMode, op: Any, *args: Any, **kwargs: Any) -> Any:
+        with mode:
+            return rules[op](*args, **kwargs)
+
+    for op in rules:
+        register_op_impl(op)(shaped)

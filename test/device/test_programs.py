@@ -192,6 +192,18 @@ broken = torch.compile(lambda x: (x > 0).nonzero().sum() * 2, backend="dicp")
 assert broken(torch.ones(3, device="cuda")).item() == 6
 assert counters["frames"]["ok"] <= 2, counters["frames"]  # none of what runs an operator
 
+for kind in (torch.nn.LSTMCell, torch.nn.GRUCell):
+    for bias in (True, False):
+        host, x = kind(4, 6, bias=bias), torch.randn(3, 4)
+        cell = copy.deepcopy(host).cuda()
+        results = [run(given)[0] for run, given in (
+            (host, x), (torch.compile(cell, backend="dicp", fullgraph=True), x.cuda())
+        )]  # fmt: skip
+        for result in results:
+            result.square().sum().backward()
+        grads = [[p.grad.cpu() for p in module.parameters()] for module in (host, cell)]
+        torch.testing.assert_close([results[1].cpu(), *grads[1]], [results[0], *grads[0]])
+
 got = trained("cuda", lambda model: torch.compile(model, backend="dicp"))
 assert torch.allclose(torch.tensor(got), torch.tensor(trained("cpu", lambda m: m)), atol=1e-5), got
 """

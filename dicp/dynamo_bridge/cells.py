@@ -1,8 +1,8 @@
-"""Operators that only devices other than the host have: cells of LSTM and GRU, zero tensors."""
+"""Cells of LSTM and GRU, operators that only devices other than the host have."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -81,20 +81,14 @@ def gru_cell_backward(
     return of_input, of_hidden, grad_hidden * update, *biases
 
 
-def zero_tensor(size: Sequence[int], **options: Any) -> Tensor:
-    """Zeros in memory; PyTorch's own has none, which no kernel but PyTorch's may read."""
-    return torch.zeros(size, **options)
-
-
 def _biased(gates: Tensor, bias: Tensor | None) -> Tensor:
     return gates if bias is None else gates + bias
 
 
 CELLS: dict[Any, Callable[..., Any]] = {
-    aten._efficientzerotensor.default: zero_tensor,
     aten._thnn_fused_lstm_cell.default: lstm_cell,
     aten._thnn_fused_lstm_cell_backward_impl.default: lstm_cell_backward,
     aten._thnn_fused_gru_cell.default: gru_cell,
     aten._thnn_fused_gru_cell_backward.default: gru_cell_backward,
 }
-"""Decompositions of operators that have no kernel on the host."""
+"""Their decompositions, which give the shapes of their results, too."""
