@@ -34,11 +34,11 @@ def sub(self: Tensor, other: Tensor, *, alpha: Tensor) -> Tensor:
 
 
 def addcmul(self: Tensor, tensor1: Tensor, tensor2: Tensor, *, value: Tensor) -> Tensor:
-    return _exact(self) + _exact(tensor1) * _exact(tensor2) * value
+    return _exact(self) + _exact(tensor1) * value * _exact(tensor2)
 
 
 def addcdiv(self: Tensor, tensor1: Tensor, tensor2: Tensor, *, value: Tensor) -> Tensor:
-    return _exact(self) + _exact(tensor1) / _exact(tensor2) * value
+    return _exact(self) + _exact(tensor1) * value / _exact(tensor2)
 
 
 def lerp(self: Tensor, end: Tensor, weight: Tensor) -> Tensor:

@@ -141,6 +141,8 @@ SCALED = {
     "sub": lambda x, n: torch.sub(x, x, alpha=n),
     "addcmul_": lambda x, n: x.clone().addcmul_(x, x, value=n),
     "addcdiv": lambda x, n: torch.addcdiv(x, x, x.abs() + 1, value=n),
+    "addcdiv of large numbers": lambda x, n: torch.addcdiv(
+        x, x.sign() * 1e25, x.abs() * 1e-20 + 1e-20, value=n * 1e-25),
     "lerp": lambda x, n: torch.lerp(x, -x, n),
     "lerp in halves": lambda x, n: torch.lerp(x.half(), -x.half(), n),
     "whole numbers": lambda x, n: torch.add(x.int(), x.int(), alpha=int(8 * n) + 3),
