@@ -11,7 +11,7 @@ import torch.fx as fx
 
 from dicp.discovery import SUFFIX, discover
 from dicp.dynamo_bridge.backend import Backend, target_for_devices
-from dicp.target import find_target
+from dicp.target import Target, find_target
 from dicp.torch_private import backend_registry, dynamo_counters
 
 
@@ -70,10 +70,15 @@ class BackendUnderTest:
         return hasattr(self.inner, "reports")
 
     @cached_property
+    def target(self) -> Target | None:
+        """The target that the backend's name says; None where it says none."""
+        name = self.name.removesuffix(SUFFIX)
+        return find_target(name) if name in discover() else None
+
+    @cached_property
     def limits(self) -> tuple[str, ...]:
         """How the reasons begin for which the target may leave a call to eager in any case."""
-        target = self.name.removesuffix(SUFFIX)
-        return tuple(find_target(target).limits) if target in discover() else ()
+        return tuple(self.target.limits) if self.target is not None else ()
 
     def reports(self, since: int = 0) -> list[Any]:
         """The graph reports from number `since` on; empty for a backend that keeps none."""
