@@ -443,7 +443,8 @@ def _functional_of(op: OpOverload) -> Functional | None:
     written = [a.name for a in schema.arguments if a.alias_info and a.alias_info.is_write]
     if op in HELPERS:
         return Functional(HELPERS[op], tuple(written))
-    beside = getattr(torch.ops.aten, f"{packet_name(op)}_functional", None)
+    library = getattr(torch.ops, op.namespace)
+    beside = getattr(library, f"{packet_name(op)}_functional", None)
     if beside is not None and not schema.overload_name:  # what is written is returned, last
         return Functional(beside.default, tuple(written), len(schema.returns))
     outs = [a.name for a in schema.arguments if a.name in written and a.kwarg_only]
@@ -451,7 +452,7 @@ def _functional_of(op: OpOverload) -> Functional | None:
     in_place = not outs and name.endswith("_") and len(written) == 1
     if not outs and not in_place:
         return None
-    packet = getattr(torch.ops.aten, name.removesuffix("_") if in_place else name, None)
+    packet = getattr(library, name.removesuffix("_") if in_place else name, None)
     wanted = [(a.name, str(a.type)) for a in schema.arguments if a.name not in outs]
     for overload in packet.overloads() if packet is not None else ():
         found = getattr(packet, overload)
@@ -523,8 +524,7 @@ def taking_numbers(op: OpOverload, given: Mapping[str, Any]) -> OpOverload:
         (a.name, "number" if _is_number_for_tensor(a, given[a.name]) else str(a.type))
         for a in schema_of(op).arguments
     ]
-    packet = getattr(torch.ops.aten, packet_name(op))
-    overloads = (getattr(packet, name) for name in packet.overloads())
+    overloads = (getattr(op.overloadpacket, name) for name in op.overloadpacket.overloads())
     has = {o: [(a.name, str(a.type)) for a in schema_of(o).arguments] for o in overloads}
     return next((o for o in has if has[o] == wanted), op)
 

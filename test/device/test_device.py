@@ -641,11 +641,19 @@ dipu.dump_op_args(1)
 torch.mul(x, 6)
 dipu.dump_op_args(0)
 torch.mul(x, 7)
+library = torch.library.Library("own", "DEF")
+library.define("twice(Tensor x) -> Tensor")
+library.impl("twice", lambda x: x * 2, "CPU")
+print("ANOTHER LIBRARY")
+with dipu.dump_op_args(2):
+    torch.ops.own.twice(x)
 """
 
 
 def test_dump(run: Any) -> None:
-    lines = run(DUMPED, DIPU_MOCK_CUDA="false").stdout.splitlines()
+    printed, other = run(DUMPED, DIPU_MOCK_CUDA="false").stdout.split("ANOTHER LIBRARY\n")
+    assert other.splitlines()[1].startswith("  twice: x:numel:12"), other
+    lines = printed.splitlines()
     number = [
         r"  add.Scalar_out: self:numel:12, sizes:\[3, 4\], .*", "  add.Scalar_out: other:3",
         "  add.Scalar_out: alpha:1", "  add.Scalar_out: out:numel:12, .*",
@@ -916,6 +924,10 @@ WRITTEN = """
 import torch, torch_dipu
 from torch_dipu import dipu
 
+library = torch.library.Library("own", "DEF")
+library.define("mul_(Tensor(a!) self, Tensor other) -> Tensor(a!)")
+library.impl("mul_", lambda self, other: self.copy_(self + 3 * other), "CPU")
+
 def given(place):
     torch.manual_seed(0)
     x = torch.randn(4, 6).to(place)
@@ -943,6 +955,7 @@ CALLS = {  # each returns its result, and the tensor that this must be
         torch.linalg.qr(x, out=(q, r))[0], q))(empty(x), empty(x)),
     "in place": lambda x, w: (x.mul_(3), x),
     "in place, numbers promoted": lambda x, w: (lambda h: (h.add_(1e-3), h))(x.half()),
+    "in place, of another library": lambda x, w: (torch.ops.own.mul_(x, x + 1), x),
     "in place on a view": lambda x, w: (x[1:, ::2].cumsum_(1), None),
     "in place by indices": lambda x, w: (x.index_put_((x.argmax(0),), x[0].clone()), x),
     "lists in place": lambda x, w: (torch._foreach_mul_([x[0], x[2]], 2.0), None),
