@@ -221,7 +221,7 @@ def test_sizes_are_checked_as_in_eager(backend: BackendUnderTest, dynamic: bool)
 @pytest.mark.dynamic_only
 def test_sizes_that_change_are_checked(backend: BackendUnderTest, dynamic: bool) -> None:
     def write(x: Any, mask: Any, values: Any, row: Any) -> Any:
-        put = x.put(ROW.expand(values.shape[0] * 0 + 2), values)
+        put = x.put(torch.arange(values.shape[0] * 0 + 2), values)
         return put, x.index_put((mask,), x[0, 0]), x.diagonal_scatter(row)
 
     good = (X, torch.rand(ROWS) > 0.5, torch.rand(2), torch.rand(ROWS))
