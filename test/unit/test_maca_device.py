@@ -248,9 +248,9 @@ def test_kernels_are_compiled_once_for_a_compiler_and_an_architecture(
     assert [compilations(), compilations()] == [1, 0]
     compiler.write_text(before)
     assert compilations() == 0
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    for chip in ("MetaX C500", "MetaX C600"):  # native is another architecture
-        monkeypatch.setattr(torch.cuda, "get_device_name", lambda name=chip: name)
+    for chips in (["C500"], ["C600"], ["C500", "C600"]):  # native is another architecture
+        monkeypatch.setattr(torch.cuda, "device_count", lambda names=chips: len(names))
+        monkeypatch.setattr(torch.cuda, "get_device_name", lambda k=0, names=chips: names[k])
         assert [compilations(), compilations()] == [1, 0]
 
 

@@ -50,7 +50,7 @@ CUDA_API = DriverApi(
 
 @dataclass(frozen=True)
 class Mxcc:
-    """MetaX's compiler."""
+    """MetaX's compiler. What `native` means depends on the chips of the machine."""
 
     command: tuple[str, ...]
     version: str
@@ -58,8 +58,8 @@ class Mxcc:
 
     @property
     def identity(self) -> str:
-        chip = torch.cuda.get_device_name() if torch.cuda.is_available() else ""  # of arch=native
-        return key_of(self.version, chip, *self.command, *self.defines, *header_texts().values())
+        chips = sorted({torch.cuda.get_device_name(k) for k in range(torch.cuda.device_count())})
+        return key_of(self.version, chips, *self.command, *self.defines, *header_texts().values())
 
     def compile(self, text: str, names: Sequence[str]) -> bytes:
         command = [*self.command, *self.defines, UNIT, "-o", host.OUTPUT]
