@@ -90,8 +90,12 @@ class ModuleDriver:
         self.launch.argtypes = [pointer, *[integer] * 6, integer, pointer, pointer, pointer]
 
     def enter(self, device: int) -> None:
-        """Makes the device's context current: PyTorch's first call in a thread does that."""
-        torch.get_device_module(self.device_type).synchronize(device)
+        """Makes the device's context current: PyTorch's first call in a thread does that.
+
+        A thread that captures has made one, and to wait for the device would end the capture.
+        """
+        if not torch_private.capturing():
+            torch.get_device_module(self.device_type).synchronize(device)
 
     def function(self, device: int, binary: Binary) -> Function:
         self.enter(device)

@@ -93,7 +93,7 @@ def driver(toolkit: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleDriver:
     monkeypatch.setattr(torch.cuda, "device", lambda index: contextlib.nullcontext())
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda *index: "MetaX C500")
     monkeypatch.setattr(torch_private, "current_stream", lambda device: 77)
-    monkeypatch.setattr(ModuleDriver, "enter", lambda self, device: None)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
     return open_driver(*driver_api(config_with(toolkit)))
 
 
@@ -149,6 +149,19 @@ def test_a_kernel_is_compiled_and_launched_with_addresses_and_sizes(
     assert seen[:5] == [0x1234_5678_9ABC, -(-1000 // block), LEAST_WAVE * warps, 0, 77]
     size = evaluate_size(step["symbols"][0], sizes_of(plan))
     assert seen[5:] == [*(0x7F00_0000_1000 + 4096 * slot for slot in step["args"]), size]
+
+
+def test_kernels_are_loaded_during_a_capture_without_waiting_for_the_device(
+    toolkit: Path, tmp_path: Path, driver: ModuleDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To wait ends a capture, and the program to capture loads its kernels then."""
+    waited: list[int] = []
+    monkeypatch.setattr(torch.cuda, "synchronize", waited.append)
+    for capturing in (False, True):
+        monkeypatch.setattr(torch_private, "capturing", lambda now=capturing: now)
+        segment, _ = segment_of(plan_of(torch.relu, torch.ones(40, 25)), toolkit, tmp_path, driver)
+        assert segment.run() == 0
+        assert waited == [0]
 
 
 def test_large_tensors_get_kernels_with_wide_indices(toolkit: Path, tmp_path: Path) -> None:
