@@ -36,7 +36,7 @@ class DriverApi:
     """A status as text: returned, or written through a second argument (`describe_writes`)."""
     describe_writes: bool
     no_context: int
-    """The status of a launch in a thread without a context of the device; -1 if there is none."""
+    """The status of a launch in a thread without a context of the device yet."""
     no_binary: int
     """The status of loading code that was built for another architecture."""
     fix: str

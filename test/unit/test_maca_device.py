@@ -151,6 +151,23 @@ def test_a_kernel_is_compiled_and_launched_with_addresses_and_sizes(
     assert seen[5:] == [*(0x7F00_0000_1000 + 4096 * slot for slot in step["args"]), size]
 
 
+def test_a_launch_in_a_thread_without_a_context_is_repeated_with_the_devices(
+    toolkit: Path, tmp_path: Path, driver: ModuleDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entered: list[int] = []
+
+    def synchronize(device: int) -> None:
+        entered.append(device)
+        set_result(toolkit, "launch_result", 0)
+
+    segment, _ = segment_of(plan_of(torch.relu, torch.ones(40, 25)), toolkit, tmp_path, driver)
+    assert segment.run() == 0
+    monkeypatch.setattr(torch.cuda, "synchronize", synchronize)
+    set_result(toolkit, "launch_result", 201)
+    assert segment.run() == 0
+    assert entered == [0]
+
+
 def test_kernels_are_loaded_during_a_capture_without_waiting_for_the_device(
     toolkit: Path, tmp_path: Path, driver: ModuleDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -36,7 +36,7 @@ NVRTC_LIBRARIES = ("libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so")
 MACA_API = DriverApi(
     target=TARGET, device_type="cuda", libraries=("libmcruntime.so",), load="mcModuleLoadData",
     unload="mcModuleUnload", function="mcModuleGetFunction", launch="mcModuleLaunchKernel",
-    describe="mcGetErrorName", describe_writes=False, no_context=-1, no_binary=209,
+    describe="mcGetErrorName", describe_writes=False, no_context=201, no_binary=209,
     fix="Install the MACA toolkit, or name its folder in MACA_PATH.",
 )  # fmt: skip
 CUDA_API = DriverApi(
@@ -45,7 +45,7 @@ CUDA_API = DriverApi(
     launch="cuLaunchKernel", describe="cuGetErrorName", describe_writes=True, no_context=201,
     no_binary=209, fix="Install the NVIDIA driver.",
 )  # fmt: skip
-"""209 is CUDA_ERROR_NO_BINARY_FOR_GPU; that MetaX numbers its error alike is assumed."""
+"""CUDA_ERROR_INVALID_CONTEXT and _NO_BINARY_FOR_GPU; that MetaX numbers them alike is assumed."""
 
 
 @dataclass(frozen=True)
