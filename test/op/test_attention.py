@@ -271,6 +271,61 @@ def test_unfused_rows_of_infinite_scores_are_nan(
     assert not check_tensor(got, by_hand(q, k, v), exact, Rule(strides=False))
 
 
+def filled(q: Any, k: Any, v: Any, visible: Any) -> Any:
+    return (q @ k.mT / 4.0).masked_fill(~visible, -math.inf).softmax(-1) @ v
+
+
+def added(q: Any, k: Any, v: Any, visible: Any) -> Any:
+    return by_hand(q, k, v, torch.where(visible, 0.0, -math.inf).to(q.dtype))
+
+
+def causal_filled(q: Any, k: Any, v: Any, visible: Any) -> Any:
+    return filled(q, k, v, torch.ones(visible.shape, dtype=torch.bool).tril())
+
+
+def check_training(fn: Any, given: list[Any], visible: Any, backend_name: str) -> None:
+    """Attention and its gradients, compiled, in eager and in float64."""
+
+    def both(call: Any, dtype: torch.dtype) -> list[torch.Tensor]:
+        leaves = [each.to(dtype).requires_grad_() for each in given]
+        out = call(*leaves, visible)
+        towards = torch.arange(out.numel()).reshape(out.shape).to(dtype).sin()
+        return [out.detach(), *torch.autograd.grad(out, leaves, towards)]
+
+    got = both(torch.compile(fn, backend=backend_name, dynamic=False), torch.float32)
+    results = zip(got, both(fn, torch.float32), both(fn, torch.float64), strict=True)
+    for mine, theirs, real in results:
+        assert not check_tensor(mine, theirs, real, Rule(strides=False))
+
+
+@pytest.mark.parametrize("fn", [SDPA, filled, added], ids=["sdpa", "filled", "added"])
+@pytest.mark.parametrize("infinite", ["none", "query", "keys"])
+def test_gradients_of_rows_without_a_score(fn: Any, infinite: str, backend_name: str) -> None:
+    """Rows whose scores are all -inf, by a mask, by a query or by the keys."""
+    torch.manual_seed(0)
+    given = [torch.rand(2, 2, 33, 16), torch.rand(2, 2, 35, 16), torch.randn(2, 2, 35, 16)]
+    if infinite == "query":
+        given[0][0, 0, 3, 0] = -math.inf
+    if infinite == "keys":
+        given[1][1, :, :, 0] = -math.inf
+    visible = (torch.arange(33)[:, None] % 3 != 1).expand(33, 35)
+    check_training(fn, given, visible, backend_name)
+
+
+@pytest.mark.parametrize("fn", [filled, causal_filled], ids=["filled", "causal"])
+@pytest.mark.parametrize("score", [math.nan, math.inf])
+def test_scores_that_a_mask_replaces(fn: Any, score: float, backend_name: str) -> None:
+    """A score that a fill hides may be anything, and no gradient flows to it."""
+    torch.manual_seed(0)
+    given = [torch.rand(2, 2, 33, 16), torch.rand(2, 2, 35, 16), torch.randn(2, 2, 35, 16)]
+    given[1][:, :, 34, 0] = score
+    visible = (torch.arange(35) != 34).expand(33, 35)
+    compiled = torch.compile(fn, backend=backend_name, dynamic=False)
+    exact = fn(*(each.double() for each in given), visible)
+    assert not check_tensor(compiled(*given, visible), fn(*given, visible), exact, Rule())
+    check_training(fn, given, visible, backend_name)
+
+
 def check_gradients(rows: int, keys: int, largest: float, backend_name: str, rule: Rule) -> None:
     for mine, theirs, real in gradients_of(rows, keys, largest, backend_name):
         assert not check_tensor(mine, theirs, real, rule)

@@ -161,6 +161,7 @@ def _kind(bias: fx.Node) -> str:
 
 def _classify(value: torch.Tensor) -> str:
     value = value.reshape(1, -1) if value.dim() == 1 else value
+    value = torch.where(value, 0.0, -math.inf) if value.dtype == torch.bool else value
     rows, columns = value.shape[-2:]
     allowed = torch.ones(rows, columns, dtype=torch.bool).tril()
     if bool(torch.where(allowed, value == 0, value <= HUGE).all()):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from dataclasses import dataclass
 from typing import Any
@@ -84,7 +85,7 @@ def operands(
     rw: Rewriter, q: fx.Node, kt: fx.Node, v: fx.Node, grouped: bool = False
 ) -> tuple[fx.Node, fx.Node, fx.Node] | None:
     """Queries, keys and values in four dimensions; None where keys and values differ in size, and
-    where the fused operator would give 0 for rows of NaN.
+    where the fused operator would give 0 for rows of NaN, or add a mask that replaces scores.
 
     `grouped`: take keys and values before they were repeated for grouped heads.
     """
@@ -97,7 +98,9 @@ def operands(
     if not same_sizes(k, v):
         return None
     q = _batched(rw, q)
-    return None if _marks_hidden_rows(rw, q, k, v) is False else (q, k, v)
+    marks = _marks_hidden_rows(rw, q, k, v)
+    exact = attention_on(rw.context, q).boolean_masks or not _hides(rw.match)
+    return None if marks is False or (marks and not exact) else (q, k, v)
 
 
 def _marks_hidden_rows(rw: Rewriter, q: fx.Node, k: fx.Node, v: fx.Node) -> bool | None:
@@ -147,7 +150,10 @@ def _sum(rw: Rewriter) -> Any:
 def as_required(rw: Rewriter, bias: fx.Node | None, q: fx.Node) -> fx.Node | None:
     """The mask with the dtype and last stride that the fused operators require."""
     value = value_of(q)
-    if bias is None or attention_on(rw.context, q).any_mask:
+    attention = attention_on(rw.context, q)
+    if bias is not None and attention.boolean_masks and _hides(rw.match):
+        return _visible(rw)
+    if bias is None or attention.any_mask:
         return bias
     if _narrower(rw, bias, q):
         # The lowest number of the wider dtype would round to -inf, which hides all keys of a row.
@@ -270,6 +276,17 @@ def _as_bias(rw: Rewriter, q: fx.Node) -> fx.Node | None:
     if mask is not None:
         return rw(aten.where.self, mask, zero, low)
     return rw(aten.where.self, inverted_mask, low, zero)
+
+
+def _hides(match: Match) -> bool:
+    """Whether a boolean mask replaces scores by -inf."""
+    return fill_of(match) == -math.inf
+
+
+def _visible(rw: Rewriter) -> fx.Node:
+    """Where the boolean mask that the match binds leaves scores as they are."""
+    mask, inverted_mask = (rw.match.bound.get(name) for name in ("mask", "inverted_mask"))
+    return _four_dims(rw, rw(aten.logical_not.default, inverted_mask) if mask is None else mask)
 
 
 def _four_dims(rw: Rewriter, bias: fx.Node) -> fx.Node:

@@ -86,6 +86,9 @@ def _marks_hidden_rows(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> boo
     return has_feature(WIDE_VECTORS) and is_taken(q, k, v) and are_attended(q, k, v)
 
 
+ATTENTION = replace(ANY_ATTENTION, boolean_masks=True, marks_hidden_rows=_marks_hidden_rows)
+
+
 class CpuLowering(Lowering):
     """Lowering for the host, whose threads divide the destinations of colliding stores."""
 
@@ -102,7 +105,7 @@ class CpuTarget(LoopTarget):
         symbolic_shapes=True,
         keep=LIBRARY_RULES.ops(),
         fusions=frozenset({"layer_norm", "rms_norm", "gelu", "linear", "int8"}),
-        attention={"cpu": replace(ANY_ATTENTION, marks_hidden_rows=_marks_hidden_rows)},
+        attention={"cpu": ATTENTION},
         frozen_fusions=frozenset({"conv_bn"}),
         conv_channels_last="depthwise",
         # Makes ResNet-50 in bfloat16 1.25 times as fast in training, 1.2 at inference.

@@ -14,6 +14,9 @@ template <class C>
 constexpr int64_t d_whole = d_panel % d_tile_rows<C>::most ? 3 * d_panel : d_panel;
 static_assert(d_whole<float> % d_rows == 0 && d_keys % d_whole<float> == 0, "tiles of keys");
 
+// What a mask's values are: added to the scores, or whether a key is visible.
+enum d_mask_values { d_mask_float, d_mask_narrow, d_mask_bool };
+
 template <class T> struct d_heads {
   T* data;
   int64_t batch, head, row;
@@ -26,7 +29,7 @@ template <class T> struct d_attention {
   float scale;
   d_heads<const T> q, k, v;
   const void* mask;
-  bool narrow_mask;  // of type T, else float
+  int64_t mask_values;  // a d_mask_values; the narrow ones are of type T
   int64_t mask_batch, mask_head, mask_row, mask_key;
   const int64_t* rest;
 
@@ -35,7 +38,7 @@ template <class T> struct d_attention {
     keys = sizes[4], depth = sizes[5], width = sizes[6], causal = sizes[7];
     double number;
     __builtin_memcpy(&number, &sizes[8], sizeof number);
-    scale = (float)number, narrow_mask = sizes[9];
+    scale = (float)number, mask_values = sizes[9];
     rest = sizes + 10;
     q = next<const T>(args[0]), k = next<const T>(args[1]), v = next<const T>(args[2]);
     mask = nullptr;
@@ -65,15 +68,37 @@ template <class T> struct d_attention {
       for (int64_t j = 0; j < n; ++j) score[j] = score[j] * scale + d_wide(m[j * mask_key]);
     }
   }
+  // Scales the visible numbers of one row and replaces the others, in place.
+  void keep(const uint8_t* visible, float* x, int64_t n, float factor, float other) const {
+    if (mask_key == 1) {
+#pragma omp simd
+      for (int64_t j = 0; j < n; ++j) {
+        const float scaled = x[j] * factor;
+        x[j] = visible[j] ? scaled : other;
+      }
+    } else {
+      for (int64_t j = 0; j < n; ++j) x[j] = visible[j * mask_key] ? x[j] * factor : other;
+    }
+  }
   // Adds the mask, if there is one; returns the factor by which the caller must scale the scores.
   float add_mask(float* score, int64_t b, int64_t h, int64_t row, int64_t from, int64_t n) const {
     if (!mask) return scale;
-    const int64_t at = b * mask_batch + h * mask_head + row * mask_row + from * mask_key;
-    if (narrow_mask)
+    const int64_t at = mask_at(b, h, row, from);
+    if (mask_values == d_mask_bool)
+      keep((const uint8_t*)mask + at, score, n, scale, -d_inff);
+    else if (mask_values == d_mask_narrow)
       add((const T*)mask + at, score, n);
     else
       add((const float*)mask + at, score, n);
     return 1;
+  }
+  // No gradient flows to a score that a boolean replaced, also where its row is NaN.
+  void hide(float* slope, int64_t b, int64_t h, int64_t row, int64_t from, int64_t n) const {
+    if (!mask || mask_values != d_mask_bool) return;
+    keep((const uint8_t*)mask + mask_at(b, h, row, from), slope, n, 1, 0);
+  }
+  int64_t mask_at(int64_t b, int64_t h, int64_t row, int64_t key) const {
+    return b * mask_batch + h * mask_head + row * mask_row + key * mask_key;
   }
 };
 
@@ -357,6 +382,7 @@ template <class T> struct d_backward {
             slope[j] = weight[j] * (slope[j] - shared[i]);
           }
         }
+        a.hide(slope, b, h, first + i, from, here);
         d_clear(weight, here, whole);
         d_clear(slope, here, whole);
       }

@@ -44,16 +44,18 @@ def _fits(lw: Lowering, q: Value, k: Value, v: Value, mask: Value | None, dropou
     """Whether the kernels support these operands."""
     if dropout or not (is_taken(q, k, v) and are_attended(q, k, v)):
         return False
-    return mask is None or (mask.dtype in (q.dtype, torch.float32) and mask.ndim in (2, 4))
+    dtypes = (q.dtype, torch.float32, torch.bool)
+    return mask is None or (mask.dtype in dtypes and mask.ndim in (2, 4))
 
 
 def _problem(
     q: Value, k: Value, v: Value, mask: Value | None, causal: bool, scale: float | None
 ) -> list[Size]:
     narrow = mask is not None and mask.dtype == q.dtype
+    values = 2 if mask is not None and mask.dtype == torch.bool else int(narrow)
     factor = q.shape[3] ** -0.5 if scale is None else scale  # type: ignore[operator]
     return [*q.shape[:2], k.shape[1], q.shape[2], k.shape[2], q.shape[3], v.shape[3],
-            int(causal), _number(factor), int(narrow)]  # fmt: skip
+            int(causal), _number(factor), values]  # fmt: skip
 
 
 def _operands(
