@@ -14,9 +14,11 @@ from torch import fx
 
 from dicp.domains import DOMAINS, outside_domain
 from dicp.dynamo_bridge.own_decompositions import (
+    INPUTS,
     MIXED,
     OWN,
     SCATTERS,
+    in_memory_format,
     in_one_dtype,
     multilabel_margin_loss,
     no_dropout,
@@ -80,6 +82,8 @@ def decompositions(
             table[op] = _Checked(table[op], target, table)
     for op in MIXED:
         table[op] = in_one_dtype(op, table.get(op))
+    for op in INPUTS:
+        table[op] = in_memory_format(op, table.get(op))
     table.setdefault(aten.native_dropout.default, no_dropout)
     table |= SCATTERS
     for op in DOMAINS.keys() & table.keys():

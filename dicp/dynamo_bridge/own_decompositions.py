@@ -18,7 +18,7 @@ from torch import Tensor
 
 from dicp.dtypes import REDUCED_FLOATS
 from dicp.dynamo_bridge.cells import CELLS
-from dicp.torch_private import ATTENTION_FORWARD, OpOverload, pytree
+from dicp.torch_private import ATTENTION_FORWARD, HOST, OpOverload, pytree
 
 aten = torch.ops.aten
 
@@ -223,6 +223,40 @@ def in_one_dtype(op: OpOverload, rule: Callable[..., Any] | None) -> Callable[..
             return rule(x, *args, **kwargs) if rule else NotImplemented
         out, *saved = op(x.to(weight.dtype), *args, **kwargs)
         return out.to(x.dtype), *saved
+
+    return norm
+
+
+INPUTS: dict[OpOverload, int] = {
+    aten.native_batch_norm.default: 0,
+    aten._native_batch_norm_legit_functional.default: 0,
+    aten._native_batch_norm_legit_no_training.default: 0,
+    aten._native_batch_norm_legit.no_stats: 0,
+    aten._batch_norm_with_update_functional.default: 0,
+    aten.native_batch_norm_backward.default: 1,
+    aten.batch_norm_backward.default: 1,
+}
+"""Batch norms and their gradients, and which argument is the input."""
+
+FORMATS = (torch.contiguous_format, torch.channels_last, torch.channels_last_3d)
+
+
+def in_memory_format(op: OpOverload, rule: Callable[..., Any] | None) -> Callable[..., Any]:
+    """`rule` for a batch norm whose input may have any strides; None leaves it whole.
+
+    On the host eager's result and gradient are channels-last where the input is, else contiguous;
+    PyTorch's inference says that they have the strides of the input and of the result's gradient.
+    """
+    place = INPUTS[op]  # the result's gradient is before it
+
+    def norm(*args: Any, **kwargs: Any) -> Any:
+        tensors, rest = args[: place + 1], args[place + 1 :]
+        found = (f for f in FORMATS if args[place].is_contiguous(memory_format=f))
+        wanted = next(found, torch.contiguous_format)
+        laid_out = all(x.is_contiguous(memory_format=wanted) for x in tensors)
+        if laid_out or args[place].device.type != HOST:
+            return rule(*args, **kwargs) if rule else NotImplemented
+        return op(*(x.contiguous(memory_format=wanted) for x in tensors), *rest, **kwargs)
 
     return norm
 

@@ -131,7 +131,6 @@ CASES = [
         layouts=ALL_LAYOUTS,
         fixed=(8,),
         dtypes=F32_F64,
-        strides=False,
     ),
     op(
         "batch_norm_training",
@@ -143,7 +142,6 @@ CASES = [
         T((8,), 0.5, 2, grad=False),
         fixed=(8,),
         dtypes=F32_F64,
-        strides=False,
         layouts=("contiguous", "transposed", "channels_last"),
     ),
     op(
