@@ -148,6 +148,10 @@ FOUND: dict[str, tuple[Callable[..., Any], tuple[torch.Tensor, ...]]] = {
         lambda x, y: torch.slice_scatter(x.unfold(0, 4, 2), y, 0, 1, 2),
         (torch.arange(9.0), torch.full((1, 4), -1.0)),
     ),
+    "diagonal_scatter_outside": (
+        lambda x, y: torch.diagonal_scatter(x, y, -3),
+        (torch.ones(1, 2), torch.ones(0)),
+    ),
     "diagonal_scatter_into_windows": (
         lambda x, y: torch.diagonal_scatter(x[1:].unfold(0, 3, 1), y, 1),
         (torch.arange(8.0), torch.tensor([-1.0, -2.0])),

@@ -256,6 +256,8 @@ def diagonal_scatter(
         expected = x.fake.diagonal(offset, dim1, dim2).shape
     if not g.same_shape(source.shape, expected):
         raise NoRule("the source is not known to have the diagonal's sizes")
+    if g.same(source.shape[-1], 0):  # the diagonal lies outside
+        return g.op("Identity", x)
     gap = g.sub(g.reshape(g.arange(columns), [1, columns]), g.reshape(g.arange(rows), [rows, 1]))
     mask = g.op("Equal", gap, g.const(offset, torch.int64))
     spread = _spread_diagonal(g, g.cast(source, x.dtype), rows, columns, offset)
