@@ -66,12 +66,12 @@ def _named(name: str, kinds: type | tuple[type, ...]) -> Any:
 
 _OPERATIONS = (
     ast.Expression, ast.BinOp, ast.UnaryOp, ast.Load, ast.Add, ast.Sub, ast.Mult, ast.FloorDiv,
-    ast.Mod, ast.USub, ast.Div, ast.IfExp, ast.Compare, ast.Lt, ast.LtE, ast.Gt, ast.GtE,
+    ast.Mod, ast.USub, ast.Not, ast.Div, ast.IfExp, ast.Compare, ast.Lt, ast.LtE, ast.Gt, ast.GtE,
     ast.Eq, ast.NotEq, ast.BoolOp, ast.And, ast.Or,
     ast.BitAnd, ast.BitOr, ast.BitXor, ast.RShift,
 )  # fmt: skip
 _FUNCTIONS: dict[str, Callable[..., Any]] = {
-    "max": max, "min": min, "abs": abs, "int": int, "float": float,
+    "max": max, "min": min, "abs": abs, "int": int, "float": float, "round": round,
     "math.floor": math.floor, "math.ceil": math.ceil, "math.trunc": int,
     "torch.sym_float": float, "torch.sym_int": int,
 }  # fmt: skip

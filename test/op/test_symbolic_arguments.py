@@ -572,6 +572,23 @@ def test_numbers_that_eager_refuses_raise(backend: BackendUnderTest) -> None:
     assert not taken
 
 
+def test_numbers_that_are_no_integers(backend_name: str) -> None:
+    """Booleans stay booleans, as results and as what decides how eager sorts; fractions are not
+    truncated, as arguments of a library's operator."""
+
+    def fn(x: torch.Tensor, k: int) -> tuple[Any, ...]:
+        size = x.shape[0]
+        numbers = (size > k, not size > k, size > k and k > 1, k / 2, round(k / 2))
+        return *numbers, torch.histc(x, 4, -k / 3, k / 1.5), x.sort(0, descending=k % 2 == 0)[0]
+
+    compiled = torch.compile(fn, backend=backend_name, dynamic=True)
+    x = torch.linspace(-2.0, 4.0, 12).reshape(4, 3)
+    for k in (3, 5, 4):
+        for mine, theirs in zip(compiled(x, k), fn(x, k), strict=True):
+            same = torch.equal if isinstance(theirs, torch.Tensor) else lambda a, b: a == b
+            assert type(mine) is type(theirs) and same(mine, theirs)
+
+
 @pytest.mark.parametrize("target", sorted(discover()))
 def test_every_number_that_may_be_symbolic_has_a_row(target: str) -> None:
     covered: dict[Any, set[str]] = {}

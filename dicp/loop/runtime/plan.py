@@ -25,7 +25,7 @@ from dicp.rule_errors import raise_run_failure
 from dicp.serialize import (
     callable_of,
     decode_argument,
-    evaluate_size,
+    evaluate,
     flat,
     resolve_operator,
     sizes_are_promised,
@@ -365,7 +365,7 @@ class ExecutionPlan:
             value = decode_argument(
                 plain,
                 self._tensor_getter,
-                lambda size: evaluate_size(size, self.symbols),
+                lambda number: evaluate(number, self.symbols),
                 self.loaded.objects,
             )
             return lambda env: value
