@@ -24,6 +24,7 @@ from dicp.device.hosted import host_target
 from dicp.device.output import say
 from dicp.device.patterns import Patterns
 from dicp.device.scalars import number_tensor, with_tensor_for_scalar
+from dicp.domains import outside_domain
 from dicp.dynamo_bridge.decompose import decompositions
 from dicp.errors import FallbackWarning, MixedDevicesError
 from dicp.target import Target
@@ -389,6 +390,8 @@ class Dispatcher:
         given = bound(op, args, kwargs)
         outs = [given[name] for name in form.outs]
         positional, named = _arguments_of(form.op, inputs_of(form, given, outs))
+        if outside_domain(form.op, positional, named, bool):
+            return NotImplemented  # eager's error is the host's
         result = rule(*positional, **named)
         if result is NotImplemented or not outs:
             return result

@@ -183,14 +183,18 @@ for foreach in (False, True):
         torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-4, msg=str(kind))
 fell = {name for name, path in dipu.path_counts() if path in ("cpu", "decomposed")}
 assert not fell, fell
-for number, refused in ((300, "fill_"), (2.5, "add_")):  # as eager does
+REFUSED = (  # as eager does
+    lambda x: x.fill_(300), lambda x: x.add_(x, alpha=2.5), lambda x: x.add_(x, alpha=300),
+    lambda x: torch.add(x, x, alpha=300), lambda x: torch.addcmul(x, x, x, value=300),
+)
+for number, refused in enumerate(REFUSED):
     x = torch.ones(2, dtype=torch.int8, device="dipu")
     try:
-        x.fill_(number) if refused == "fill_" else x.add_(x, alpha=number)
+        refused(x)
     except RuntimeError as error:
         assert "without overflow" in str(error) or "must not be a floating" in str(error), error
     else:
-        raise AssertionError(refused)
+        raise AssertionError(number)
 print("all well")
 """
 
