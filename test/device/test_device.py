@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import socket
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -998,6 +999,17 @@ def test_given_results_are_written(run: Any, tmp_path: Path, vendor: str) -> Non
         DIPU_KEEP_TORCHOP_DEFAULT_IMPL_OPS="_softmax.out",
     )  # fmt: skip
     assert done.stdout.splitlines()[-1] == "all well"
+
+
+def test_collectives_by_gloo(run: Any, tmp_path: Path) -> None:
+    """Of a vendor's device whose memory the host does not address."""
+    _vendor(tmp_path, "Runtime = HostRuntime")
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port = listener.getsockname()[1]
+    program = ROOT / "test/device/vendor_collectives.py"
+    given = {"PYTHONPATH": str(tmp_path), "DIPU_DEVICE": "droplet", "DIPU_MOCK_CUDA": "0"}
+    assert run(program, str(port), **given).stdout.count("all well") == 2
 
 
 THREE_DEVICES = """

@@ -14,6 +14,7 @@
 #include <ATen/ops/view_native.h>
 #include <ATen/record_function.h>
 #include <c10/core/CPUAllocator.h>
+#include <torch/csrc/distributed/c10d/Work.hpp>
 #include <torch/library.h>
 
 #include <algorithm>
@@ -258,6 +259,11 @@ int device_of(const torch::jit::Stack& stack, size_t first) {
   return asked >= 0 ? asked : current_device();
 }
 
+static bool is_work(const c10::IValue& value) {
+  using Pointer = c10::intrusive_ptr<c10d::Work>;
+  return value.isObject() && value.toObjectRef().type() == c10::getCustomClassType<Pointer>();
+}
+
 void call_on_host(const c10::OperatorHandle& op, torch::jit::Stack* stack, int device) {
   const auto count = op.schema().arguments().size();
   const size_t first = stack->size() - count;
@@ -269,6 +275,9 @@ void call_on_host(const c10::OperatorHandle& op, torch::jit::Stack* stack, int d
     HostMemoryOnDevice memory(device);
     op.callBoxed(stack);
   }
+  if (!host_addressable())  // a collective fills the host copies until its work is done
+    for (size_t k = first; k < stack->size(); ++k)
+      if (is_work((*stack)[k])) (*stack)[k].toCustomClass<c10d::Work>()->wait();
   call.write_back();
   for (size_t k = first; k < stack->size(); ++k) (*stack)[k] = call.on_device((*stack)[k]);
 }
