@@ -83,7 +83,7 @@ def register(settings: DeviceSettings, config: Config) -> Registered:
     if torch.distributed.is_available() and torch.distributed.is_gloo_available():
         from dicp.device.distributed import register_backend  # its class needs gloo
 
-        register_backend(native)
+        register_backend(native, runtime, settings.visible)
     os.register_at_fork(after_in_child=module.mark_forked)
     made = Registered(module, native, dispatcher, settings)
     native.hold((runtime, library))

@@ -12,7 +12,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from dicp.device.runtime_interface import PREFIX, declare, functions, missing
+from dicp.device.runtime_interface import (
+    DTYPES,
+    IDENTIFIER_BYTES,
+    PREFIX,
+    REDUCTIONS,
+    declare,
+    functions,
+    has_collectives,
+    missing,
+)
 from dicp.errors import DeviceError
 
 BYTES = 1 << 16
@@ -74,7 +83,9 @@ def check_runtime(library: Any) -> Iterator[Finding]:
     """The result of every check of a complete library."""
     runtime = Library(library)
     yield Finding(f"{len(functions())} functions", "")
-    checks = (_devices, _memory, _copies, _streams, _failures, _events)
+    checks = [_devices, _memory, _copies, _streams, _failures, _events]
+    if has_collectives(library):
+        checks.append(_collectives)
     for check in checks:
         try:
             detail = check(runtime)
@@ -210,3 +221,39 @@ def _events(runtime: Library) -> str:
     if not done or passed.value < 0:
         return "an event that was synchronized is not done, or has no time"
     return ""
+
+
+def _collectives(runtime: Library) -> str:
+    """A communicator of one member, whose collectives copy."""
+    identifier = ctypes.create_string_buffer(IDENTIFIER_BYTES)
+    runtime.communicator_identifier(identifier)
+    alone = runtime.made("communicator_create", 0, identifier, 0, 1)
+    count = 4
+    values = (ctypes.c_float * count)(1.5, -2.0, 0.0, 3.0)
+    size = ctypes.sizeof(values)
+    source, target = (runtime.made("malloc", 0, size) for _ in range(2))
+    stream = runtime.made("stream_create", 0, 0)
+    codes = DTYPES.index("float32"), REDUCTIONS.index("sum")
+    calls: dict[str, tuple[Any, ...]] = {
+        "all_reduce": (source, target, count, *codes),
+        "reduce_scatter": (source, target, count, *codes),
+        "broadcast": (target, size, 0),
+        "all_gather": (source, target, size),
+        "all_to_all": (source, target, size),
+    }
+    wrong = []
+    for name, arguments in calls.items():
+        held = target if name == "broadcast" else source
+        runtime.fill(0, target, 0, size, None)
+        runtime.copy_to_device(0, held, values, size, None)
+        getattr(runtime, name)(alone, *arguments, stream)
+        runtime.stream_synchronize(stream)
+        result = (ctypes.c_float * count)()
+        runtime.copy_to_host(0, result, target, size, None)
+        if list(result) != list(values):
+            wrong.append(name)
+    runtime.communicator_destroy(alone)
+    runtime.stream_destroy(stream)
+    runtime.free(0, source)
+    runtime.free(0, target)
+    return f"wrong contents after {', '.join(wrong)}" if wrong else ""

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ctypes
 import re
-from collections.abc import Sequence
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
@@ -20,17 +19,41 @@ from dicp.errors import RuntimeLibraryError, VendorNotFoundError
 GROUP = "dicp.devices"
 PREFIX = "dicp_rt_"
 HEADER = Path(__file__).parent / "native" / "runtime.h"
+_TEXT = HEADER.read_text()
+_NUMBERS = {name: int(n, 0) for name, n in re.findall(r"^#define DICP_RT_(\w+) (\w+)", _TEXT, re.M)}
+IDENTIFIER_BYTES, UNSUPPORTED = _NUMBERS["IDENTIFIER_BYTES"], _NUMBERS["UNSUPPORTED"]
+DTYPES, REDUCTIONS = (
+    tuple(name.lower() for name in re.findall(r"DICP_RT_(\w+)", names))
+    for names in re.findall(r"^enum \{([^}]*)\}", _TEXT, re.M)
+)
+"""What collectives are asked for; a place in the tuple is the header's code."""
 
 
 @cache
+def _blocks() -> tuple[tuple[str, ...], ...]:
+    """The functions, required and optional, without their prefix, in the order of the header."""
+    blocks = _TEXT.split("\n// Optional, all or none: ")
+    return tuple(tuple(re.findall(rf"^int {PREFIX}(\w+)\(", b, re.MULTILINE)) for b in blocks)
+
+
 def functions() -> tuple[str, ...]:
-    """The functions of the interface, without their prefix, in the order of the header."""
-    return tuple(re.findall(rf"^int {PREFIX}(\w+)\(", HEADER.read_text(), re.MULTILINE))
+    """The required functions, without their prefix, in the order of the header."""
+    return _blocks()[0]
+
+
+def collectives() -> tuple[str, ...]:
+    """The functions of which a library has all or none, in the order of the header."""
+    return _blocks()[1]
+
+
+def has_collectives(library: Any) -> bool:
+    return any(hasattr(library, PREFIX + name) for name in collectives())
 
 
 def missing(library: Any) -> list[str]:
     """The functions that `library` lacks, in the header's order."""
-    return [PREFIX + name for name in functions() if not hasattr(library, PREFIX + name)]
+    names = functions() + (collectives() if has_collectives(library) else ())
+    return [PREFIX + name for name in names if not hasattr(library, PREFIX + name)]
 
 
 def addresses(library: Any, path: str) -> list[int]:
@@ -61,13 +84,13 @@ def load_vendor(name: str) -> tuple[Any, str]:
     return made, points[name].value
 
 
-def declare(library: Any, names: Sequence[str] | None = None) -> None:
-    """Set the argument types of a library's functions, for calls from Python."""
+def declare(library: Any) -> None:
+    """Set the argument types of a complete library's functions, for calls from Python."""
+    names = functions() + (collectives() if has_collectives(library) else ())
     number, size, address = ctypes.c_int, ctypes.c_size_t, ctypes.c_void_p
     kinds = {"int": number, "size_t": size, "double": ctypes.c_double}
-    text = HEADER.read_text()
-    for name, inside in re.findall(rf"^int {PREFIX}(\w+)\(([^)]*)\)", text, re.MULTILINE):
-        if names is not None and name not in names:
+    for name, inside in re.findall(rf"^int {PREFIX}(\w+)\(([^)]*)\)", _TEXT, re.MULTILINE):
+        if name not in names:
             continue
         types = []
         for argument in inside.split(","):

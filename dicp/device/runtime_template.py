@@ -8,14 +8,29 @@ method, and `library()` gives them as ctypes functions, as an entry point of the
 from __future__ import annotations
 
 import ctypes
+import math
+import shutil
+import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from dicp.device.runtime_interface import PREFIX, functions
+from dicp.device.runtime_interface import (
+    DTYPES,
+    IDENTIFIER_BYTES,
+    PREFIX,
+    REDUCTIONS,
+    UNSUPPORTED,
+    collectives,
+    functions,
+)
 
 MEMORY = 1 << 30
+PATIENCE = 300.0
+"""Seconds in which each member has to join a collective."""
 
 
 class Properties(ctypes.Structure):
@@ -32,6 +47,47 @@ class Properties(ctypes.Structure):
 class _Failed(Exception):
     """A call that fails; the text is what `last_error` tells."""
 
+    status = 1
+
+
+class _Unsupported(_Failed):
+    """A collective of a dtype or reduction that is not there."""
+
+    status = UNSUPPORTED
+
+
+@dataclass
+class Communicator:
+    """Members exchange files in a folder, whose path is the identifier."""
+
+    folder: Path
+    rank: int
+    size: int
+    calls: int = 0
+
+    def exchange(self, data: bytes, patience: float) -> list[bytes]:
+        """What each member gives to this call."""
+        self.calls += 1
+        names = [self.folder / f"{self.calls}.{rank}" for rank in range(self.size)]
+        fresh = self.folder / f"{self.rank}.partial"
+        fresh.write_bytes(data)
+        fresh.rename(names[self.rank])
+        deadline = time.monotonic() + patience
+        for rank, name in enumerate(names):
+            while not name.exists():
+                if time.monotonic() > deadline:
+                    raise _Failed(f"member {rank} gave nothing in {patience:g} s")
+                time.sleep(1e-4)
+        # Every member is at this call: none reads files of the one before.
+        self.folder.joinpath(f"{self.calls - 1}.{self.rank}").unlink(missing_ok=True)
+        return [name.read_bytes() for name in names]
+
+    def leave(self) -> None:
+        """Remove the folder if the other members have left it."""
+        self.folder.joinpath(f"{self.rank}.left").touch()
+        if all(self.folder.joinpath(f"{rank}.left").exists() for rank in range(self.size)):
+            shutil.rmtree(self.folder, ignore_errors=True)
+
 
 class HostRuntime:
     """One device. Handles of streams and events are numbers; 0 is no handle."""
@@ -42,12 +98,14 @@ class HostRuntime:
         self.pinned: dict[int, Any] = {}
         self.errors: dict[int, str] = {}
         self.events: dict[int, float] = {}
+        self.communicators: dict[int, Communicator] = {}
+        self.patience = PATIENCE
         self.error = ""
         self._next = 1
 
     def library(self) -> SimpleNamespace:
         """The functions of the interface, callable from C."""
-        found = {PREFIX + name: self._from_c(name) for name in functions()}
+        found = {PREFIX + name: self._from_c(name) for name in functions() + collectives()}
         return SimpleNamespace(**found)
 
     def _from_c(self, name: str) -> Any:
@@ -59,7 +117,7 @@ class HostRuntime:
                 method(*args)
             except _Failed as error:
                 self.error = str(error)
-                return 1
+                return error.status
             return 0
 
         return ctypes.CFUNCTYPE(ctypes.c_int, *kinds)(call)
@@ -198,12 +256,96 @@ class HostRuntime:
             text, self.error.encode()[: size - 1] + b"\0", min(len(self.error) + 1, size)
         )
 
+    # ---- collectives ----
+
+    def communicator_identifier(self, identifier: int) -> None:
+        folder = tempfile.mkdtemp(prefix="dicp_rt_").encode()
+        if len(folder) >= IDENTIFIER_BYTES:
+            raise _Failed(f"the path of the folder for files is too long: {folder.decode()}")
+        ctypes.memmove(identifier, folder + b"\0", len(folder) + 1)
+
+    def communicator_create(
+        self, device: int, identifier: int, rank: int, size: int, communicator: Any
+    ) -> None:
+        folder = Path(ctypes.string_at(identifier).decode())
+        communicator[0] = handle = self._handle()
+        self.communicators[handle] = Communicator(folder, rank, size)
+
+    def communicator_destroy(self, communicator: int) -> None:
+        self.communicators.pop(communicator).leave()
+
+    def _exchange(self, communicator: int, address: int, size: int) -> list[bytes]:
+        if not self._holds(address, size):
+            raise _Failed(f"{address:#x} is not memory of the device")
+        data = ctypes.string_at(address, size)
+        return self.communicators[communicator].exchange(data, self.patience)
+
+    def _put(self, to: int, data: bytes) -> None:
+        if not self._holds(to, len(data)):
+            raise _Failed(f"{to:#x} is not memory of the device")
+        ctypes.memmove(to, data, len(data))
+
+    def all_reduce(
+        self, communicator: int, source: int, to: int, count: int, dtype: int, how: int, stream: int
+    ) -> None:
+        kind = _number(dtype, how)
+        parts = self._exchange(communicator, source, count * ctypes.sizeof(kind))
+        self._put(to, _reduced(kind, parts, REDUCTIONS[how]))
+
+    def reduce_scatter(
+        self, communicator: int, source: int, to: int, count: int, dtype: int, how: int, stream: int
+    ) -> None:
+        member, kind = self.communicators[communicator], _number(dtype, how)
+        size = count * ctypes.sizeof(kind)
+        parts = self._exchange(communicator, source, size * member.size)
+        mine = [part[size * member.rank :][:size] for part in parts]
+        self._put(to, _reduced(kind, mine, REDUCTIONS[how]))
+
+    def broadcast(self, communicator: int, data: int, size: int, root: int, stream: int) -> None:
+        self._put(data, self._exchange(communicator, data, size)[root])
+
+    def all_gather(self, communicator: int, source: int, to: int, size: int, stream: int) -> None:
+        self._put(to, b"".join(self._exchange(communicator, source, size)))
+
+    def all_to_all(self, communicator: int, source: int, to: int, size: int, stream: int) -> None:
+        member = self.communicators[communicator]
+        parts = self._exchange(communicator, source, size * member.size)
+        self._put(to, b"".join(part[size * member.rank :][:size] for part in parts))
+
+
+_NUMBERS = {
+    "uint8": ctypes.c_uint8, "int8": ctypes.c_int8, "int32": ctypes.c_int32,
+    "int64": ctypes.c_int64, "float32": ctypes.c_float, "float64": ctypes.c_double,
+}  # fmt: skip
+_REDUCE: dict[str, Callable[[tuple[Any, ...]], Any]] = {
+    "sum": sum,
+    "product": math.prod,
+    "min": lambda values: next((v for v in values if v != v), min(values)),  # NaN, if there is one
+    "max": lambda values: next((v for v in values if v != v), max(values)),
+    "avg": lambda values: sum(values) / len(values),
+}
+
+
+def _number(dtype: int, how: int) -> Any:
+    kind = _NUMBERS.get(DTYPES[dtype])
+    if kind is None or (REDUCTIONS[how] == "avg" and "int" in DTYPES[dtype]):
+        raise _Unsupported(f"no {REDUCTIONS[how]} of {DTYPES[dtype]}")
+    return kind
+
+
+def _reduced(kind: Any, parts: list[bytes], how: str) -> bytes:
+    numbers = kind * (len(parts[0]) // ctypes.sizeof(kind))
+    columns = zip(*(numbers.from_buffer_copy(part) for part in parts), strict=True)
+    return bytes(numbers(*map(_REDUCE[how], columns)))
+
 
 _INT, _SIZE, _POINTER = ctypes.c_int, ctypes.c_size_t, ctypes.c_void_p
 _INTS, _SIZES = ctypes.POINTER(ctypes.c_int), ctypes.POINTER(ctypes.c_size_t)
 _POINTERS = ctypes.POINTER(ctypes.c_void_p)
 _TASK = ctypes.CFUNCTYPE(_INT, _POINTER)
 _COPY = (_INT, _POINTER, _POINTER, _SIZE, _POINTER)
+_REDUCTION = (_POINTER, _POINTER, _POINTER, _SIZE, _INT, _INT, _POINTER)
+_MOVE = (_POINTER, _POINTER, _POINTER, _SIZE, _POINTER)
 _ARGUMENTS: dict[str, tuple[Any, ...]] = {
     "device_count": (_INTS,),
     "set_device": (_INT,),
@@ -233,4 +375,12 @@ _ARGUMENTS: dict[str, tuple[Any, ...]] = {
     "event_synchronize": (_POINTER,),
     "event_elapsed": (_POINTER, _POINTER, ctypes.POINTER(ctypes.c_double)),
     "last_error": (_POINTER, _SIZE),
+    "communicator_identifier": (_POINTER,),
+    "communicator_create": (_INT, _POINTER, _INT, _INT, _POINTERS),
+    "communicator_destroy": (_POINTER,),
+    "all_reduce": _REDUCTION,
+    "reduce_scatter": _REDUCTION,
+    "broadcast": (_POINTER, _POINTER, _SIZE, _INT, _POINTER),
+    "all_gather": _MOVE,
+    "all_to_all": _MOVE,
 }

@@ -9,7 +9,7 @@ from dicp.errors.base import DicpError
 from dicp.errors.text import amount, at, indented, sentence, shortened
 
 __all__ = [
-    "DeviceError", "DeviceMemoryError", "DeviceMovedError", "HostMemoryError",
+    "CollectiveError", "DeviceError", "DeviceMemoryError", "DeviceMovedError", "HostMemoryError",
     "IndexOutOfBoundsError", "InputMismatchError", "IntegerDivisionByZeroError", "LaunchError",
     "MixedDevicesError", "ModelMismatchError", "NarrowingError", "ResultMismatchError",
     "RunFailureError", "RunStatusError", "SizeMismatchError",
@@ -81,6 +81,22 @@ class DeviceError(DicpError):
             f"target {target!r}: {call} failed with status {status}: "
             f"{sentence(message or 'no message')} "
             "The state of the device is unknown; restart the process if the next run fails too."
+        )
+
+
+class CollectiveError(DicpError):
+    """A collective of the vendor's runtime failed. `message` holds its own words."""
+
+    def __init__(self, call: str, rank: int, size: int, status: int, message: str) -> None:
+        self.call = call
+        self.rank = rank
+        self.size = size
+        self.status = status
+        self.message = message
+        super().__init__(
+            f"dicl: {call} failed on rank {rank} of {size} with status {status}: "
+            f"{sentence(message or 'no message')} "
+            "The other ranks may wait for this one; end all processes and start them again."
         )
 
 

@@ -136,8 +136,8 @@ class RuntimeLibraryError(DicpError):
         self.missing = tuple(missing)
         super().__init__(
             f"{path} lacks functions of the device runtime interface: {', '.join(missing)}. "
-            "dicp/device/native/runtime.h declares them; `python -m dicp device check` tests a "
-            "library against it."
+            "dicp/device/native/runtime.h declares them, the collectives as all or none; "
+            "`python -m dicp device check` tests a library against it."
         )
 
 

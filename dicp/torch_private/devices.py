@@ -24,6 +24,16 @@ def current_stream(device: int) -> int:
     return int(torch._C._cuda_getCurrentRawStream(device))  # type: ignore[attr-defined]
 
 
+def queued_work(tensors: list[torch.Tensor]) -> Any:
+    """A `Work` of what the current stream has to do before it reaches the results `tensors`.
+
+    Waiting makes the current stream of that time wait. For kernels of `torch.ops.c10d`.
+    """
+    future = torch.futures.Future(devices=[tensors[0].device])
+    future.set_result(tensors)
+    return torch._C._distributed_c10d._create_work_from_future(future).boxed()
+
+
 def capturing() -> bool:
     """Whether the GPU's current stream is being captured into a graph, to be replayed later."""
     return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import re
 import socket
 import subprocess
@@ -1001,17 +1002,6 @@ def test_given_results_are_written(run: Any, tmp_path: Path, vendor: str) -> Non
     assert done.stdout.splitlines()[-1] == "all well"
 
 
-def test_collectives_by_gloo(run: Any, tmp_path: Path) -> None:
-    """Of a vendor's device whose memory the host does not address."""
-    _vendor(tmp_path, "Runtime = HostRuntime")
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port = listener.getsockname()[1]
-    program = ROOT / "test/device/vendor_collectives.py"
-    given = {"PYTHONPATH": str(tmp_path), "DIPU_DEVICE": "droplet", "DIPU_MOCK_CUDA": "0"}
-    assert run(program, str(port), **given).stdout.count("all well") == 2
-
-
 THREE_DEVICES = """
 from dicp.device.runtime_template import Properties
 class Runtime(HostRuntime):
@@ -1054,6 +1044,86 @@ print("all well")
 """
 
 
+COLLECTIVES = """
+from collections import Counter
+from dicp.device.runtime_interface import collectives
+
+def counted(name):
+    def call(self, *args):
+        self.counts[name] += 1
+        getattr(HostRuntime, name)(self, *args)
+    return call
+
+class Runtime(HostRuntime):
+    counts = Counter()
+    for _name in collectives():
+        if not _name.startswith("communicator"):
+            locals()[_name] = counted(_name)
+"""
+DEAD_LINK = """
+from dicp.device.runtime_template import _Failed
+
+class Runtime(HostRuntime):
+    def broadcast(self, *args):
+        raise _Failed("the link is down")
+"""
+NO_COLLECTIVES = """
+from types import SimpleNamespace
+from dicp.device.runtime_interface import collectives
+
+class Runtime(HostRuntime):
+    def library(self):
+        whole = vars(super().library())
+        for name in collectives():
+            del whole["dicp_rt_" + name]
+        return SimpleNamespace(**whole)
+"""
+PART_OF_COLLECTIVES = """
+class Runtime(HostRuntime):
+    def library(self):
+        whole = super().library()
+        del whole.dicp_rt_broadcast, whole.dicp_rt_all_to_all
+        return whole
+"""
+
+
+def _two_processes(run: Any, folder: Path, *arguments: str) -> str:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port = listener.getsockname()[1]
+    program = ROOT / "test/device/vendor_collectives.py"
+    given = {"PYTHONPATH": str(folder), "DIPU_DEVICE": "droplet", "DIPU_MOCK_CUDA": "0"}
+    said = run(program, str(port), *arguments, TMPDIR=str(folder), **given).stdout
+    return str(said)
+
+
+def test_collectives_by_gloo(run: Any, tmp_path: Path) -> None:
+    """Of a vendor's device whose memory the host does not address, without collectives."""
+    _vendor(tmp_path, NO_COLLECTIVES)
+    assert _two_processes(run, tmp_path, "gloo").count("all well") == 2
+
+
+def test_collectives_of_a_vendor(run: Any, tmp_path: Path) -> None:
+    """Device tensors go by the vendor's collectives, what it lacks by gloo."""
+    _vendor(tmp_path, COLLECTIVES)
+    assert _two_processes(run, tmp_path, "vendor").count("all well") == 2
+
+
+def test_a_collective_that_fails(run: Any, tmp_path: Path) -> None:
+    _vendor(tmp_path, DEAD_LINK)
+    said = _two_processes(run, tmp_path, "failing")
+    for rank in (0, 1):
+        expected = f"dicl: dicp_rt_broadcast failed on rank {rank} of 2 with status 1: the link is "
+        assert f"CollectiveError: {expected}down. " in said, said
+
+
+def test_a_part_of_the_collectives(run: Any, tmp_path: Path) -> None:
+    _vendor(tmp_path, PART_OF_COLLECTIVES)
+    given = {"PYTHONPATH": str(tmp_path), "DIPU_DEVICE": "droplet", "DIPU_MOCK_CUDA": "0"}
+    said = run("import torch_dipu", ok=False, **given).stderr
+    assert "interface: dicp_rt_broadcast, dicp_rt_all_to_all. " in said, said
+
+
 def test_visible_devices_of_a_vendor(run: Any, tmp_path: Path) -> None:
     """DIPU_VISIBLE_DEVICES renumbers the devices of any runtime, which is told priorities."""
     _vendor(tmp_path, THREE_DEVICES)
@@ -1081,7 +1151,12 @@ def test_runtime_check(tmp_path: Path) -> None:
     assert printed.exit_code == 0 and printed.output.count("ok ") == 7, printed.output
     runtime = HostRuntime()
     functions = runtime.library()
-    assert [f for f in check_runtime(functions) if not f.ok] == []
+    findings = [*check_runtime(functions)]
+    assert findings[-1].name == "collectives" and [f for f in findings if not f.ok] == []
+    functions.dicp_rt_all_to_all = ctypes.CFUNCTYPE(ctypes.c_int, *5 * [ctypes.c_void_p])(
+        lambda *args: 0
+    )
+    assert [f.detail for f in check_runtime(functions)][-1] == "wrong contents after all_to_all"
 
     text = source.read_text().replace("dicp_rt_fill(", "dicp_rt_fil(")
     broken = tmp_path / "broken.cpp"

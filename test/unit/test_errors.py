@@ -12,6 +12,7 @@ from dicp.errors import (
     AdaptorFileError,
     CacheFolderError,
     CaptureFormatError,
+    CollectiveError,
     CompilerError,
     ConfigValueError,
     DeviceError,
@@ -80,10 +81,15 @@ CASES: list[tuple[DicpError, str]] = [
         "with .to().",
     ),
     (
+        CollectiveError("dicp_rt_broadcast", 1, 4, 7, "the link is down"),
+        "dicl: dicp_rt_broadcast failed on rank 1 of 4 with status 7: the link is down. "
+        "The other ranks may wait for this one; end all processes and start them again.",
+    ),
+    (
         RuntimeLibraryError("libfoo.so", ["dicp_rt_fill", "dicp_rt_free"]),
         "libfoo.so lacks functions of the device runtime interface: dicp_rt_fill, dicp_rt_free. "
-        "dicp/device/native/runtime.h declares them; `python -m dicp device check` tests a "
-        "library against it.",
+        "dicp/device/native/runtime.h declares them, the collectives as all or none; "
+        "`python -m dicp device check` tests a library against it.",
     ),
     (
         ReportSourceError(Path("plots"), "it holds no compiled graph"),

@@ -522,6 +522,9 @@ PYBIND11_MODULE(dicp_device_native, m) {
   m.def("device_count", &device_count);
   m.def("current_device", &current_device);
   m.def("set_device", &set_device);
+  m.def("current_stream_handle", [](int device) {
+    return reinterpret_cast<uintptr_t>(handle(current_stream(device)));
+  });
   m.def("default_generator", [](int device) { return default_generator(device); });
   m.def("host_addressable", &host_addressable);
   m.def("properties", &properties);

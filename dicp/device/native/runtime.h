@@ -59,6 +59,35 @@ int dicp_rt_event_elapsed(dicp_rt_event start, dicp_rt_event end, double* millis
 
 int dicp_rt_last_error(char* text, size_t bytes);
 
+// Optional, all or none: collectives between devices of several processes. A communicator is one
+// process's device among those that were created with the same identifier, which one process makes
+// and the others are sent. Each member makes the same calls in the same order; they are asynchronous
+// on `stream`. DICP_RT_UNSUPPORTED says, before anything is exchanged, that the library lacks the
+// dtype or the reduction; every member has to get the same answer.
+typedef struct dicp_rt_communicator_s* dicp_rt_communicator;
+#define DICP_RT_IDENTIFIER_BYTES 8192
+#define DICP_RT_UNSUPPORTED 0x44494350  // no status of a vendor's
+enum { DICP_RT_UINT8, DICP_RT_INT8, DICP_RT_INT32, DICP_RT_INT64,
+       DICP_RT_FLOAT16, DICP_RT_BFLOAT16, DICP_RT_FLOAT32, DICP_RT_FLOAT64 };  // dtypes
+enum { DICP_RT_SUM, DICP_RT_PRODUCT, DICP_RT_MIN, DICP_RT_MAX, DICP_RT_AVG };  // reductions
+
+int dicp_rt_communicator_identifier(void* identifier);
+int dicp_rt_communicator_create(int device, const void* identifier, int rank, int size,
+                                dicp_rt_communicator* communicator);
+int dicp_rt_communicator_destroy(dicp_rt_communicator communicator);
+// Of all_gather and all_to_all, `bytes` is what one member gives one member; of reduce_scatter,
+// `count` is the elements that one member gets. In place, `from` is `to` of all_reduce, the member's
+// own part of `to` of all_gather, and has the member's own part as `to` of reduce_scatter.
+int dicp_rt_all_reduce(dicp_rt_communicator, const void* from, void* to, size_t count, int dtype,
+                       int reduction, dicp_rt_stream);
+int dicp_rt_reduce_scatter(dicp_rt_communicator, const void* from, void* to, size_t count,
+                           int dtype, int reduction, dicp_rt_stream);
+int dicp_rt_broadcast(dicp_rt_communicator, void* data, size_t bytes, int root, dicp_rt_stream);
+int dicp_rt_all_gather(dicp_rt_communicator, const void* from, void* to, size_t bytes,
+                       dicp_rt_stream);
+int dicp_rt_all_to_all(dicp_rt_communicator, const void* from, void* to, size_t bytes,
+                       dicp_rt_stream);
+
 #ifdef __cplusplus
 }
 #endif
