@@ -1,4 +1,4 @@
-"""Emits C++: the values of a kernel, the statements that name them, arrays and workspace.
+"""Emits C++: the values of a kernel, and the statements that name them.
 
 In: a kernel. Out: lines of C++ in scopes. What is computed where is decided in `values.py`.
 """
@@ -12,9 +12,7 @@ import sympy
 import torch
 
 from dicp.codegen.spelling import SHARED, VARIANTS, combine, operator, take
-from dicp.codegen.thresholds import LINE_BYTES, STACK_BYTES
 from dicp.codegen.types import (
-    STORAGE_TYPE,
     VALUE_TYPE,
     conversion,
     has_spelling,
@@ -50,38 +48,6 @@ class Emitter(Values[int]):
         """Name of an argmax or argmin -> where the current block's buffer keeps the value."""
         self.strip_mined: set[str] = set()
         """Names of reductions and scratch stores that have one lane per element of a cache line."""
-        self._stack_bytes = 0
-        self.room_bytes = 0
-        """Bytes of workspace that each thread needs."""
-
-    # ---- stack arrays and workspace -------------------------------------------------------------
-
-    def _array(self, dtype: torch.dtype, name: str, count: int, stored: bool = False) -> str:
-        """Declares a per-thread array: on the stack, or in the workspace once the stack is full."""
-        ctype = (STORAGE_TYPE if stored else VALUE_TYPE)[dtype]
-        size = -(-count * max(dtype.itemsize, 1 if stored else 4) // LINE_BYTES) * LINE_BYTES
-        if self._stack_bytes + size <= STACK_BYTES:
-            self._stack_bytes += size
-            return f"{ctype} {name}[{count}];"
-        place = f"d_own_room(rooms, room_bytes) + {self.room_bytes}"
-        self.room_bytes += size
-        return f"{ctype}* const {name} = ({ctype}*)({place});"
-
-    def _allocated(self, ctype: str, name: str, count: str) -> str:
-        """Declares memory shared by all threads and freed at the end of the scope."""
-        return (
-            f"const d_room<{ctype}> room_{name}({count}, status); "
-            f"{ctype}* const {name} = room_{name}.at; if (!{name}) return;"
-        )
-
-    def workspace(self) -> list[str]:
-        """The first lines of a kernel: they allocate its workspace, if it needs one."""
-        if not self.room_bytes:
-            return []
-        return [
-            f"  constexpr int64_t room_bytes = {self.room_bytes};",
-            "  " + self._allocated("char", "rooms", "room_bytes * d_threads()"),
-        ]
 
     # ---- statements -------------------------------------------------------------------------
 

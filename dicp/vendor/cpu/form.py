@@ -16,6 +16,9 @@ from dicp.loop.ir.kernel import Form, Phase, Reduce, Scan, Stmt, Store
 from dicp.loop.passes.moments import Deviations
 from dicp.loop.passes.split_loops import Range
 
+LINE_BYTES = 64
+"""Bytes of a cache line: a non-temporal store of whole lines does not read them first."""
+
 Prefetch = tuple[Read, Var, int]
 """A load, and the loop by how many of whose steps it is prefetched ahead."""
 
@@ -54,6 +57,8 @@ class HostForm(Form):
     team: Team | None = None
     scalar_rows: bool = field(default=False, kw_only=True)
     """Whether the compiler is kept from vectorizing loops around the last one."""
+    stack_bytes: int = field(default=0, kw_only=True)
+    """Bytes of a thread's stack for arrays; what does not fit lies in the workspace."""
     hidden: frozenset[tuple[Var, int]] = field(default=frozenset(), kw_only=True)
     """Vectorized loops, and steps between their elements that the compiler is not told."""
 

@@ -229,6 +229,11 @@ TURNS, MAX_TURNS = 9, 45
 SHORTEST = 3e-4
 """Seconds that one sample lasts at least; short products are repeated within a sample."""
 
+# ---- memory ----------------------------------------------------------------------------------
+
+STACK_BYTES = 1 << 16
+"""The most one kernel's arrays take of a thread's stack, which may be as small as 512 KiB."""
+
 # ---- compilation ----------------------------------------------------------------------------
 
 UNIT_TEXT = 8_000

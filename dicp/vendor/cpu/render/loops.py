@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Generic, TypeVar
 
+import torch
+
+from dicp.codegen.types import STORAGE_TYPE, VALUE_TYPE
 from dicp.codegen.values import Scope, margin
 from dicp.loop.ir.index import Index, Var
 from dicp.loop.ir.kernel import Kernel
-from dicp.vendor.cpu.form import HostForm, Strip, Team
+from dicp.vendor.cpu.form import LINE_BYTES, HostForm, Strip, Team
 from dicp.vendor.cpu.render.strips import Strips
 
 CHUNKS = "d_chunks()"
@@ -24,6 +27,40 @@ class Loops(Strips, Generic[F]):
         self.form = form
         self._steps: dict[int, str] = {}
         """Step between elements -> the variable that hides it from the compiler."""
+        self._stack_bytes = 0
+        self.room_bytes = 0
+        """Bytes of workspace that each thread needs."""
+
+    # ---- stack arrays and workspace -------------------------------------------------------------
+
+    def _array(self, dtype: torch.dtype, name: str, count: int, stored: bool = False) -> str:
+        """Declares a per-thread array: on the stack, or in the workspace once the stack is full."""
+        ctype = (STORAGE_TYPE if stored else VALUE_TYPE)[dtype]
+        size = -(-count * max(dtype.itemsize, 1 if stored else 4) // LINE_BYTES) * LINE_BYTES
+        if self._stack_bytes + size <= self.form.stack_bytes:
+            self._stack_bytes += size
+            return f"{ctype} {name}[{count}];"
+        place = f"d_own_room(rooms, room_bytes) + {self.room_bytes}"
+        self.room_bytes += size
+        return f"{ctype}* const {name} = ({ctype}*)({place});"
+
+    def _allocated(self, ctype: str, name: str, count: str) -> str:
+        """Declares memory shared by all threads and freed at the end of the scope."""
+        return (
+            f"const d_room<{ctype}> room_{name}({count}, status); "
+            f"{ctype}* const {name} = room_{name}.at; if (!{name}) return;"
+        )
+
+    def workspace(self) -> list[str]:
+        """The first lines of a kernel: they allocate its workspace, if it needs one."""
+        if not self.room_bytes:
+            return []
+        return [
+            f"  constexpr int64_t room_bytes = {self.room_bytes};",
+            "  " + self._allocated("char", "rooms", "room_bytes * d_threads()"),
+        ]
+
+    # ---- indices --------------------------------------------------------------------------------
 
     def index(self, index: Index, guard: str = "") -> str:
         hidden = [term for term in index.terms if term in self.form.hidden]

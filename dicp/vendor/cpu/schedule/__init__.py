@@ -19,7 +19,7 @@ from dicp.vendor.cpu.schedule.inner_reduction import Inner
 from dicp.vendor.cpu.schedule.outer_reduction import Outer
 from dicp.vendor.cpu.schedule.pointwise import Pointwise
 from dicp.vendor.cpu.schedule.scatter import Scatter
-from dicp.vendor.cpu.thresholds import MIN_HIDDEN_STEP, MOST_UNROLLED
+from dicp.vendor.cpu.thresholds import MIN_HIDDEN_STEP, MOST_UNROLLED, STACK_BYTES
 
 
 def with_form(kernel: Kernel, non_temporal_bytes: float = math.inf) -> Kernel:
@@ -30,7 +30,7 @@ def with_form(kernel: Kernel, non_temporal_bytes: float = math.inf) -> Kernel:
     }  # fmt: skip
     chosen = choosers[kernel.kind](kernel, non_temporal_bytes).choose()
     rows, steps = _has_short_masked_rows(kernel, chosen), _hidden_steps(kernel, chosen)
-    chosen = replace(chosen, scalar_rows=rows, hidden=steps)
+    chosen = replace(chosen, scalar_rows=rows, hidden=steps, stack_bytes=STACK_BYTES)
     return replace(kernel, form=chosen, variants=exp_weights(kernel))
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TypeGuard
 
-from dicp.codegen.thresholds import LINE_BYTES
 from dicp.loop.ir import expr as ir
 from dicp.loop.ir.access import deep_variables
 from dicp.loop.ir.expr import Read, Ref
@@ -16,7 +15,7 @@ from dicp.loop.ir.index import Var, product
 from dicp.loop.ir.kernel import Kernel, Reduce, Scan, Stmt, Store
 from dicp.loop.passes.split_loops import Range, split
 from dicp.loop.schedule.form import cost_of_point
-from dicp.vendor.cpu.form import HostForm, Strip, Team
+from dicp.vendor.cpu.form import LINE_BYTES, HostForm, Strip, Team
 from dicp.vendor.cpu.thresholds import (
     HALF_VECTOR,
     MAX_HALF_ROW,

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from dicp.codegen.thresholds import LINE_BYTES
 from dicp.codegen.types import VALUE_TYPE
 from dicp.loop.ir import expr as ir
 from dicp.loop.ir.expr import Read
@@ -19,7 +18,7 @@ from dicp.loop.passes.moments import Deviations, deviations
 from dicp.loop.passes.split_loops import Range, split
 from dicp.loop.schedule.form import online_softmax
 from dicp.vendor.cpu import form
-from dicp.vendor.cpu.form import HostForm, Online, Pass, PlaneStep, RowStep, Strip
+from dicp.vendor.cpu.form import LINE_BYTES, HostForm, Online, Pass, PlaneStep, RowStep, Strip
 from dicp.vendor.cpu.schedule.chooser import Chooser, is_floating_sum
 from dicp.vendor.cpu.schedule.vectors import is_vectorized
 from dicp.vendor.cpu.thresholds import (
