@@ -35,14 +35,19 @@ def describe(device: str) -> dict[str, str]:
 
 
 def kind(device: str) -> str:
-    """The processor or accelerator in a folder's name: `amd-epyc-2-cores-avx512_bf16`.
+    """The processor or accelerator in a folder's name, as
+    `amd-epyc-family-26-model-2-2-cores-avx512_bf16`.
 
-    Matrix instructions are part of it, since processors of one name differ in them.
+    Virtual machines of several generations have one name: family, model and matrix instructions
+    tell these apart.
     """
     if device == "cuda" and torch.cuda.is_available():
         return _slug(torch.cuda.get_device_name())
     found = next((f for f in _MATRIX_FEATURES if f in processor_fact("flags").split()), "")
-    return _slug(f"{processor(HOST)} {len(os.sched_getaffinity(0))} cores {found}")
+    facts = (("family", "cpu family"), ("model", "model"))
+    numbers = [f"{name} {number}" for name, fact in facts if (number := processor_fact(fact))]
+    cores = f"{len(os.sched_getaffinity(0))} cores"
+    return _slug(" ".join((processor(HOST), *numbers, cores, found)))
 
 
 _MATRIX_FEATURES = ("amx_bf16", "avx512_bf16", "avx512f", "avx2")

@@ -33,12 +33,18 @@ def test_each_gradient_of_a_convolution_costs_its_forward(
 
 
 def test_kinds_of_machines_have_folders_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Processors of one name may differ in matrix instructions: their results are kept apart."""
+    """Processors of one name may differ in generation and matrix instructions: their results are
+    kept apart."""
     seen = []
-    for flags in ("avx2 avx512f", "avx2 avx512f avx512_bf16", "avx512_bf16 amx_bf16"):
-        fields = {"flags": flags, "model name": "Intel(R) Xeon(R) Platinum 8481C"}
+    features = "avx2 avx512f", "avx2 avx512f avx512_bf16", "avx512_bf16 amx_bf16"
+    for flags, model in (*zip(features, "111", strict=True), (features[2], "2")):
+        fields = {
+            "flags": flags, "model name": "Intel(R) Xeon(R) Platinum 8481C", "cpu family": "6",
+            "model": model,
+        }  # fmt: skip
         for module in ("benchmarks.machine", "dicp.machine"):
             monkeypatch.setattr(f"{module}.processor_fact", fields.__getitem__)
         seen.append(machine.kind("cpu"))
-    assert len(set(seen)) == 3 and seen[2].startswith("intel-r-xeon-r-platinum-8481c-")
+    assert len(set(seen)) == 4
+    assert seen[2].startswith("intel-r-xeon-r-platinum-8481c-family-6-model-1-")
     assert seen[2].endswith("-amx_bf16")
