@@ -14,7 +14,7 @@ from torch import fx
 
 from dicp.domains import DOMAINS, outside_domain
 from dicp.dynamo_bridge.own_decompositions import (
-    INPUTS,
+    BATCH_NORMS,
     MIXED,
     OWN,
     SCATTERS,
@@ -82,7 +82,7 @@ def decompositions(
             table[op] = _Checked(table[op], target, table)
     for op in MIXED:
         table[op] = in_one_dtype(op, table.get(op))
-    for op in INPUTS:
+    for op in BATCH_NORMS:
         table[op] = in_memory_format(op, table.get(op))
     table.setdefault(aten.native_dropout.default, no_dropout)
     table |= SCATTERS

@@ -227,7 +227,7 @@ def in_one_dtype(op: OpOverload, rule: Callable[..., Any] | None) -> Callable[..
     return norm
 
 
-INPUTS: dict[OpOverload, int] = {
+BATCH_NORMS: dict[OpOverload, int] = {
     aten.native_batch_norm.default: 0,
     aten._native_batch_norm_legit_functional.default: 0,
     aten._native_batch_norm_legit_no_training.default: 0,
@@ -247,7 +247,7 @@ def in_memory_format(op: OpOverload, rule: Callable[..., Any] | None) -> Callabl
     On the host eager's result and gradient are channels-last where the input is, else contiguous;
     PyTorch's inference says that they have the strides of the input and of the result's gradient.
     """
-    place = INPUTS[op]  # the result's gradient is before it
+    place = BATCH_NORMS[op]  # the result's gradient is before it
 
     def norm(*args: Any, **kwargs: Any) -> Any:
         tensors, rest = args[: place + 1], args[place + 1 :]

@@ -37,6 +37,17 @@ static int64_t d_even_parts(int64_t others, int64_t least, int64_t most, int64_t
   }
   return best;
 }
+// Parts of `rows`, `high` or fewer rows in each where possible, and the rows of one: whole tiles of
+// `tile` rows. `others` is the number of tasks for each part.
+struct d_row_parts {
+  int64_t parts, step;
+  d_row_parts(int64_t rows, int64_t high, int64_t tile, int64_t others, int64_t threads) {
+    const int64_t shortest = 2 * tile;
+    parts = d_even_parts(others, (rows + high - 1) / high, (rows + shortest - 1) / shortest, threads);
+    step = d_round_up((rows + parts - 1) / parts, tile);
+    parts = (rows + step - 1) / step;
+  }
+};
 // Tiles of cells of type C: the rows of one, of a smaller one, and of a block that stays in a cache;
 // cells that are summed before the next ones are copied.
 template <class C> struct d_tile_rows {

@@ -182,11 +182,8 @@ struct d_convolution_nhwc {
     const products all = product();
     const int64_t threads = d_threads(), most = all.most();
     const int64_t strips = (all.panels() + most - 1) / most;
-    const int64_t shortest = 2 * d_tile_rows<d_pair>::most;
-    const int64_t most_parts = (all.rows + shortest - 1) / shortest;
-    int64_t parts = d_even_parts(strips, (all.rows + d_high - 1) / d_high, most_parts, threads);
-    const int64_t step = d_round_up((all.rows + parts - 1) / parts, d_tile_rows<d_pair>::most);
-    parts = (all.rows + step - 1) / step;
+    const d_row_parts cut(all.rows, d_high, d_tile_rows<d_pair>::most, strips, threads);
+    const int64_t parts = cut.parts, step = cut.step;
     const d_rooms rooms(all.room(step) + d_panel * left_step);
     if (!rooms.at) return;
 #pragma omp parallel if (all.rows * filters * all.depth > 50000)

@@ -308,10 +308,8 @@ template <class T, bool by_columns = false, class W = T> struct d_products {
     int64_t strips = d_round_up((panels() + most() - 1) / most(), batches % threads ? threads : 1);
     strips = d_least(strips, panels());
     const int64_t enough = d_on_tiles<cell> && !parted() ? d_most_high : d_high;
-    const int64_t shortest = 2 * tile_rows::most, most_parts = (rows + shortest - 1) / shortest;
-    int64_t parts = d_even_parts(batches * strips, (rows + enough - 1) / enough, most_parts, threads);
-    const int64_t step = d_round_up((rows + parts - 1) / parts, tile_rows::most);
-    parts = (rows + step - 1) / step;
+    const d_row_parts cut(rows, enough, tile_rows::most, batches * strips, threads);
+    const int64_t parts = cut.parts, step = cut.step;
     const d_rooms rooms(room(step));
     if (!rooms.at) return;
 #pragma omp parallel if (batches * rows * columns * depth > 50000)
