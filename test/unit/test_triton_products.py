@@ -148,6 +148,21 @@ def test_sums_are_cut_into_parts_of_whole_blocks() -> None:
                 if e.op == "read"}) == 3  # fmt: skip
 
 
+def test_stores_of_a_product_with_random_numbers_have_one_vector_length() -> None:
+    """That of the widest element: random numbers are computed once for all stores."""
+
+    def kept(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+        x = F.dropout(a @ b, 0.25)
+        return x, x != 0
+
+    product = product_of(kept, make(32, 32), make(32, 64))
+    (kernel,) = kernels_of(product, SMALL, False, TritonRecorder().with_form)
+    assert isinstance(kernel.form, ProductTile) and set(kernel.form.limited.values()) == {4}
+    stores = {store for store in kernel.stores() if store.ref.dtype == torch.bool}
+    assert stores and kernel.form.limited.keys() == stores
+    assert render(kernel).body.count("tl.max_contiguous(") == len(stores)
+
+
 def test_long_sums_with_few_results_are_worth_cutting() -> None:
     def most(*shape: int) -> int:
         return max(t.parts for t in candidates(*shape[1:], torch.bfloat16, shape[0]))
