@@ -20,7 +20,7 @@ from dicp import torch_private
 from dicp.dynamo_bridge.aot_graph import CompiledGraph, GraphCompiler, GraphInfo, Kind
 from dicp.dynamo_bridge.aot_results import Slot, find_result, store_result
 from dicp.dynamo_bridge.executables import interpreted
-from dicp.dynamo_bridge.passes.joint import save_compared_floats
+from dicp.dynamo_bridge.passes.joint import copy_overwritten_inputs, save_compared_floats
 from dicp.dynamo_bridge.passes.redundancy import drop_copies, merge_equal_nodes
 from dicp.dynamo_bridge.provenance import mark_dynamo_nodes
 
@@ -148,12 +148,17 @@ def _compile_inference(compiler: GraphCompiler, state: Any, capture: Any, slot: 
 
 
 def _partition(
-    compiler: GraphCompiler, joint: fx.GraphModule, inputs: Any, **known: Any
+    compiler: GraphCompiler,
+    joint: fx.GraphModule,
+    inputs: Any,
+    overwritten: Sequence[int] = (),
+    **known: Any,
 ) -> tuple[fx.GraphModule, fx.GraphModule]:
-    """Rewrites a joint graph and splits it into forward and backward."""
+    """Rewrites a joint graph, of whose inputs some are overwritten, and splits it in two."""
     mark_dynamo_nodes(joint.graph)
     drop_copies(joint.graph)
     merge_equal_nodes(joint.graph)
+    copy_overwritten_inputs(joint.graph, overwritten)
     save_compared_floats(joint.graph)
     compiler.joint_passes(joint)
     settings = {"ban_recompute_materialized_backward": not compiler.recomputes_operands}
@@ -165,6 +170,7 @@ def _split(compiler: GraphCompiler, state: Any, capture: Any) -> tuple[Any, ...]
     """AOTAutograd's split of a joint graph: forward, backward, and what connects them."""
     joint, metadata, aot_config = capture.graph_module, state.fw_metadata, state.aot_config
     subclass = capture.maybe_subclass_meta
+    overwritten = torch_private.overwritten_inputs(torch_private.inner_metadata(subclass, metadata))
     torch_private.log_joint_graph(joint, aot_config)
     torch_private.tensorify_python_scalars(joint)
     forward, backward, *rest = torch_private.partition_joint_graph(
@@ -173,7 +179,7 @@ def _split(compiler: GraphCompiler, state: Any, capture: Any) -> tuple[Any, ...]
         subclass,
         metadata,
         aot_config,
-        partial(_partition, compiler),
+        partial(_partition, compiler, overwritten=overwritten),
     )
     torch_private.log_split_graphs(forward, backward, subclass, metadata, aot_config)
     return forward, backward, *rest

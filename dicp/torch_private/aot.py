@@ -85,6 +85,12 @@ def prepare_aot(
     return found if not older else (*found, [])
 
 
+def overwritten_inputs(metadata: Any) -> list[int]:
+    """The positions, among a captured graph's placeholders, of inputs whose data it changes."""
+    first = len(metadata.tokens)
+    return [first + n for n, info in enumerate(metadata.input_info) if info.mutates_data]
+
+
 def logs_graphs() -> bool:
     """Whether AOTAutograd's own log of its graphs is enabled."""
     names = ("aot_graphs", "aot_joint_graph")

@@ -325,6 +325,51 @@ def test_inputs_are_mutated(cache: Cache) -> None:
     torch.testing.assert_close((first, second), (use(function), use(function)))
 
 
+class Counted(nn.Module):
+    count: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("count", torch.tensor(0))
+
+    def forward(self, x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        y = nn.functional.linear(x, w)
+        with torch.no_grad():
+            self.count += 1
+        return y / (self.count + 1)
+
+
+def multiply_by_former_value(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    former = x.clone()
+    x.mul_(2)
+    return nn.functional.linear(x, w) * former.sin()
+
+
+def square_former_value(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    former = x.t() + 1
+    x.mul_(2)
+    return nn.functional.linear(former * former, w)
+
+
+@pytest.mark.parametrize("program", [Counted(), multiply_by_former_value, square_former_value])
+def test_backward_reads_inputs_as_they_were(program: Callable[..., Any], cache: Cache) -> None:
+    """The partitioner would save an input for backward that forward overwrites."""
+
+    def use(run: Any) -> list[torch.Tensor]:
+        x = torch.arange(1.0, 5).reshape(2, 2).requires_grad_()
+        w = torch.ones(2, 2, requires_grad=True)
+        if isinstance(program, Counted):
+            program.count.zero_()
+        y = run(x * 1.5, w)
+        y.sum().backward()
+        assert x.grad is not None and w.grad is not None
+        return [y.detach(), x.grad, w.grad]
+
+    first, second = cold_and_warm(program, cache, use)
+    expected = use(program)
+    torch.testing.assert_close((first, second), (expected, expected))
+
+
 def test_outputs_that_are_views_and_aliases(cache: Cache) -> None:
     def function(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
         y = x * 2

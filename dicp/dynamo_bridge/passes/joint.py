@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 from torch import fx
 
@@ -22,3 +24,44 @@ def save_compared_floats(graph: fx.Graph) -> None:
             for compared in node.all_input_nodes:
                 if value_of(compared).is_floating_point():
                     do_not_recompute(alias_root(compared))
+
+
+def copy_overwritten_inputs(graph: fx.Graph, overwritten: Iterable[int]) -> None:
+    """Have backward depend on copies of the inputs, given by index, that forward overwrites.
+
+    The partitioner would save such an input and recompute values from it in backward, which
+    reads it after forward has overwritten it.
+    """
+    placeholders = graph.find_nodes(op="placeholder")
+    needed = _needed_by_backward(graph)
+    for index in overwritten:
+        source = placeholders[index]
+        readers = [user for user in source.users if user in needed and _reads(user, source)]
+        if not readers:
+            continue
+        with graph.inserting_after(placeholders[-1]):
+            copy = graph.call_function(torch.ops.aten.clone.default, (source,))
+        copy.meta["val"] = source.meta["val"].clone()
+        do_not_recompute(copy)
+        for user in readers:
+            user.replace_input_with(source, copy)
+
+
+def _reads(node: fx.Node, source: fx.Node) -> bool:
+    """Whether `node` reads the value of `source`, not its size alone, and does not overwrite it."""
+    if not isinstance(node.meta.get("val"), torch.Tensor | tuple | list):
+        return False
+    return node.target is not torch.ops.aten.copy_.default or node.args[0] is not source
+
+
+def _needed_by_backward(graph: fx.Graph) -> set[fx.Node]:
+    """The nodes that depend on gradients of outputs, and the values that these depend on."""
+    inputs = graph.find_nodes(op="placeholder")
+    backward = {node for node in inputs if node.name.startswith("tangents")}
+    for node in graph.nodes:
+        if node.op == "call_function" and not backward.isdisjoint(node.all_input_nodes):
+            backward.add(node)
+    for node in reversed(graph.nodes):
+        if node.op == "call_function" and not backward.isdisjoint(node.users):
+            backward.add(node)
+    return backward
