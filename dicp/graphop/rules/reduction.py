@@ -93,6 +93,8 @@ def logsumexp(g: Ops, x: Value, dims: Sequence[int], keepdim: bool = False) -> V
     wide = g.wide(g.cast(x, g.dtype))
     if not axes:
         return g.op("Identity", g.cast(x, g.dtype))
+    if is_empty(g, x):
+        raise NoRule("the logarithm of a sum of nothing")
     largest = g.reduce("ReduceMax", wide, axes, True)
     shift = g.where(g.op("IsInf", largest), 0.0, largest, largest.dtype)
     total = g.reduce("ReduceSum", g.op("Exp", g.sub(wide, shift)), axes, True)
