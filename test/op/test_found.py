@@ -63,9 +63,18 @@ def _centred(x: torch.Tensor) -> torch.Tensor:
     return rows - rows * torch.rsqrt(rows.square().mean(1, keepdim=True) + 0.01)
 
 
+def _complex_inner_product(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return (x.conj() * y).sum().abs()
+
+
+ROW_OF_COMPLEX = torch.randn(1, 4, dtype=torch.complex64, requires_grad=True)
 BOOLEANS = torch.tensor([True, False, True])
 PLACE = torch.tensor([1])
 FOUND: dict[str, tuple[Callable[..., Any], tuple[torch.Tensor, ...]]] = {
+    "strides_of_an_eager_view_with_a_size_of_one": (
+        _complex_inner_product,
+        (ROW_OF_COMPLEX, torch.ones(1, 4, dtype=torch.complex64)),
+    ),
     "a_view_keeps_its_strides_in_another_format": (
         _column_of_transposed_convolution,
         (torch.randn(1, 1, 1, 1), torch.randn(2, 1, 2, 2)),

@@ -32,20 +32,24 @@ def check_inputs(placement: Placement, inputs: Sequence[Any]) -> None:
             continue
         if tensor.layout != torch.strided or not buffer.strides:
             continue
-        strides_agree = all(
-            s <= 1 or a == b
-            for s, a, b in zip(buffer.shape, tensor.stride(), buffer.strides, strict=False)
-        )
         if (
             tuple(tensor.shape) != buffer.shape
             or tensor.dtype != buffer.dtype
-            or not (strides_agree or tensor.numel() == 0)
+            or not laid_out_as(tensor, buffer.strides)
         ):
             raise InputMismatchError(
                 position,
                 f"{buffer.dtype}{list(buffer.shape)} strides {list(buffer.strides)}",
                 f"{tensor.dtype}{list(tensor.shape)} strides {list(tensor.stride())}",
             )
+
+
+def laid_out_as(tensor: torch.Tensor, strides: Sequence[int]) -> bool:
+    """Whether all elements lie where `strides` place them; sizes of 1 make a stride arbitrary."""
+    return tensor.numel() == 0 or all(
+        size <= 1 or mine == other
+        for size, mine, other in zip(tensor.shape, tensor.stride(), strides, strict=True)
+    )
 
 
 def check_sizes(requirements: Sequence[Mapping[str, Any]], symbols: Mapping[str, int]) -> None:

@@ -17,7 +17,12 @@ from typing import Any, NoReturn
 import torch
 
 from dicp.errors import InputMismatchError, ResultMismatchError
-from dicp.loop.runtime.checks import check_inputs, check_sizes, raise_kernel_error
+from dicp.loop.runtime.checks import (
+    check_inputs,
+    check_sizes,
+    laid_out_as,
+    raise_kernel_error,
+)
 from dicp.loop.runtime.device import DeviceRuntime, Native, Pool, Segment
 from dicp.loop.runtime.profiled import ProfiledSteps
 from dicp.loop.schedule.placement import Placement, Step, is_ref, refs
@@ -350,7 +355,7 @@ class ExecutionPlan:
                     raise ResultMismatchError(
                         str(step["call"]).rstrip("."), buffer.shape, value.shape
                     )
-            elif value.stride() != buffer.strides and value.numel():
+            elif not laid_out_as(value, buffer.strides):
                 copy = torch.empty_strided(
                     buffer.shape, buffer.strides, dtype=value.dtype, device=value.device
                 )
