@@ -15,6 +15,7 @@ from torch._functorch._aot_autograd.aot_autograd_result import (
 )
 from torch._inductor import config as inductor_config
 from torch._inductor.codecache import FxGraphCache, FxGraphHashDetails
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from dicp.torch_private.guards import current_shape_env
 from dicp.torch_private.operators import OpOverload, OpOverloadPacket
@@ -75,6 +76,8 @@ class _OwnDetails(FxGraphHashDetails):
 class _KeyDetails(autograd_cache.AOTAutogradCacheDetails, _OwnDetails):
     """Everything that determines AOTAutograd's result for a graph."""
 
+    shared_memory: list[str]
+
     def get_triton_source_codes_from_gm(self, gm: torch.fx.GraphModule) -> list[str]:
         return []  # only custom operators hold such sources, and those are not cached at all
 
@@ -100,9 +103,30 @@ def autograd_key(gm: Any, fake_inputs: list[Any], aot_config: Any) -> str:
             for module in graph.modules():
                 _check_no_custom_operator(module)
             details = _KeyDetails(graph, fake_inputs, aot_config, {})  # type: ignore[arg-type]
+            details.shared_memory = _shared_memory(fake_inputs)
             return autograd_cache.AOTAutogradCachePickler(graph).get_hash(details)
         except Exception as error:  # PyTorch's own cache treats every failure as a bypass
             raise NotCacheableError(str(error) or type(error).__name__) from error
+
+
+def _shared_memory(fake_inputs: list[Any]) -> list[str]:
+    """Where those inputs that share memory lie in it, and which tensor they are views of.
+
+    AOTAutograd compiles inputs that share memory and are written as views of one input. PyTorch's
+    hash covers each input alone.
+    """
+    sharing: dict[int, list[str]] = {}
+    for position, value in enumerate(fake_inputs):
+        if not isinstance(value, torch.Tensor) or value.layout != torch.strided:
+            continue
+        if is_traceable_wrapper_subclass(value):
+            continue
+        base = value._base
+        of = "" if base is None else f"{base.dtype} {tuple(base.shape)} {base.stride()}"
+        memory = value.untyped_storage()
+        place = f"{position} of {memory.nbytes()} at {value.storage_offset()} {of}"
+        sharing.setdefault(memory._cdata, []).append(place)
+    return ["; ".join(places) for places in sharing.values() if len(places) > 1]
 
 
 def _check_no_custom_operator(module: torch.nn.Module) -> None:

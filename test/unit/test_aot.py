@@ -370,6 +370,30 @@ def test_backward_reads_inputs_as_they_were(program: Callable[..., Any], cache: 
     torch.testing.assert_close((first, second), (expected, expected))
 
 
+def test_shared_memory_of_inputs_is_in_the_key(cache: Cache) -> None:
+    """Views of one tensor, one of them written, are compiled as one input."""
+
+    def function(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        x.add_(1)
+        return y * 2
+
+    def separate() -> tuple[torch.Tensor, ...]:
+        return torch.zeros(3), torch.zeros(4)[1:]
+
+    def shared() -> tuple[torch.Tensor, ...]:
+        memory = torch.zeros(4)
+        return memory[:3], memory[1:]
+
+    def further_apart() -> tuple[torch.Tensor, ...]:
+        memory = torch.zeros(4, 2)
+        return memory.view(-1)[:3], memory.view(-1)[1:4]
+
+    for inputs in (separate, shared, further_apart, separate, shared):
+        left, right = inputs(), inputs()
+        got, expected = compiled(function, Toy(cache))(*left), function(*right)
+        torch.testing.assert_close((got, *left), (expected, *right))
+
+
 def test_outputs_that_are_views_and_aliases(cache: Cache) -> None:
     def function(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
         y = x * 2
