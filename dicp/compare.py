@@ -20,12 +20,15 @@ class Rule:
     exact: the same bits as eager (NaN equals NaN). elementwise: the relative error of each element
     counts, however small it is beside the largest; right for pointwise operators, wrong for sums,
     whose cancellation leaves small elements with large relative errors. floor: scales FLOOR_ULPS.
+    atol, rtol: an element within atol + rtol * abs(eager's) is right in any case.
     """
 
     exact: bool = False
     elementwise: bool = False
     floor: float = 1.0
     strides: bool = True
+    atol: float = 0.0
+    rtol: float = 0.0
 
 
 def significant_strides(value: torch.Tensor) -> list[int]:
@@ -107,6 +110,7 @@ def _check_near(
     if not rule.elementwise:
         scale = scale + real.square().mean().sqrt()
     relative = 2 * (eager_error / scale).max() + floor
+    error[(mine - theirs).abs() <= rule.atol + rule.rtol * theirs.abs()] = 0.0
     for kind, excess in (("absolute", error / absolute), ("relative", error / scale / relative)):
         worst = int(excess.argmax())
         if excess[worst] > 1:

@@ -9,9 +9,9 @@ from dicp.errors.base import DicpError
 from dicp.errors.text import at, did_you_mean, indented, nearest, sentence
 
 __all__ = [
-    "CaptureFormatError", "OperatorNameError", "OverflowFoundError", "ReportOutputError",
-    "ReportScriptError", "ReportSourceError", "ResultsFileError", "ToolVariableError",
-    "UnknownFeatureError",
+    "CaptureFormatError", "ConformanceConfigError", "OperatorNameError", "OverflowFoundError",
+    "ReportOutputError", "ReportScriptError", "ReportSourceError", "ResultsFileError",
+    "TestFileError", "ToolVariableError", "UnknownFeatureError",
 ]  # fmt: skip
 
 
@@ -124,3 +124,30 @@ class CaptureFormatError(DicpError, ValueError):
             f"capture {str(path)!r} cannot be read: {sentence(reason)} Capture the operator again "
             "with dicp.op_tools.OpCapture."
         )
+
+
+class ConformanceConfigError(DicpError):
+    """A configuration of conformance tests with an entry that has no meaning."""
+
+    def __init__(self, path: Path, line: int, problem: str) -> None:
+        self.path = path
+        self.line = line
+        self.problem = problem
+        super().__init__(
+            f"{path}:{line}: {problem}. dicp/conformance/configuration.py shows the form."
+        )
+
+
+class TestFileError(DicpError):
+    """A test file of PyTorch's source tree that is not there. `tree` is empty if none is named."""
+
+    __test__ = False  # for pytest
+
+    def __init__(self, file: str, tree: str) -> None:
+        self.file = file
+        self.tree = tree
+        if not tree:
+            problem = "TORCH_SOURCE_PATH names no source tree of PyTorch; set it to a checkout"
+        else:
+            problem = f"{tree}/test has no such file; check TORCH_SOURCE_PATH and --tests"
+        super().__init__(f"the test file {file!r} cannot run: {problem}.")

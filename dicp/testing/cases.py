@@ -15,9 +15,10 @@ from typing import Any
 
 import torch
 
-from dicp.compare import Rule, check_tensor, storage_relations
+from dicp.compare import Rule
 from dicp.testing.backends import BackendUnderTest
-from dicp.testing.inputs import LAYOUT_OF, Sizes, T, clone_exactly, draw, map_specs, special_columns
+from dicp.testing.evaluation import compare, copied, evaluate, in_float64
+from dicp.testing.inputs import LAYOUT_OF, Sizes, T, draw, map_specs, special_columns
 from dicp.torch_private import OpOverload, dynamo_config, pytree
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
@@ -35,15 +36,6 @@ class Variant:
 
     def __str__(self) -> str:
         return f"{str(self.dtype).removeprefix('torch.')} {self.layout}"
-
-
-@dataclass
-class Results:
-    """What one call gave: outputs and gradients per variant, and the inputs as it left them."""
-
-    outputs: list[list[Any]]
-    inputs: list[list[Any]]
-    grads: list[list[Any]]
 
 
 @dataclass(frozen=True)
@@ -180,127 +172,32 @@ class Op:
             created_on(backend.device),
         ):
             compiled = torch.compile(
-                self._all_variants(), backend=backend, dynamic=dynamic, fullgraph=self.fullgraph
+                self.all_variants(), backend=backend, dynamic=dynamic, fullgraph=self.fullgraph
             )
             for sizes in self.size_maps(dynamic):
                 where = f" {dict(sizes)}" if sizes else ""
                 with torch.device("cpu"):
                     groups = [self.build(variant, sizes) for variant in variants]
                 groups = _on(backend.device, groups)
-                eager = self._evaluate(self._all_variants(), groups)
-                truth = self._truth(groups)
-                got = self._evaluate(compiled, groups)
+                flags = self.grad_flags()
+                eager = evaluate(self.all_variants(), groups, flags)
+                truth = in_float64(self.all_variants(), groups, flags)
+                got = evaluate(compiled, groups, flags)
                 for i, variant in enumerate(variants):
-                    found = self._compare(variant, i, got, eager, truth)
+                    exact = truth[i] if truth else None
+                    found = compare(got[i], eager[i], exact, self.rule)
                     problems += [f"[{variant}{where}] {text}" for text in found]
         problems += self._check_graphs(backend)
         return problems
 
-    def _all_variants(self) -> Callable[[list[list[Any]]], list[Any]]:
+    def all_variants(self) -> Callable[[list[list[Any]]], list[Any]]:
+        """The function, applied to each group of arguments."""
         fn = self.fn
 
         def run_all(groups: list[list[Any]]) -> list[Any]:
             return [fn(*arguments) for arguments in groups]
 
         return run_all
-
-    def _truth(self, groups: list[list[Any]]) -> Results | None:
-        """The results in fp64, or None where the function has no fp64 form."""
-
-        def widen(value: Any) -> Any:
-            if isinstance(value, torch.Tensor) and value.dtype.is_floating_point:
-                return value.double()
-            if isinstance(value, torch.Tensor) and value.dtype.is_complex:
-                return value.to(torch.complex128)
-            return value
-
-        wide = pytree.tree_map(widen, groups)
-        eager_cotangents = self._cotangent_dtypes(groups)
-        before = torch.get_default_dtype()
-        torch.set_default_dtype(torch.float64)
-        try:
-            return self._evaluate(self._all_variants(), wide, eager_cotangents)
-        except Exception:
-            return None
-        finally:
-            torch.set_default_dtype(before)
-
-    def _cotangent_dtypes(self, groups: list[list[Any]]) -> list[list[torch.dtype]]:
-        """The output dtypes of eager: the fp64 run is given cotangents rounded to them."""
-        with torch.no_grad():
-            outputs = self._all_variants()(pytree.tree_map(_copy, groups))
-        return [
-            [v.dtype for v in pytree.tree_leaves(out) if isinstance(v, torch.Tensor)]
-            for out in outputs
-        ]
-
-    def _evaluate(
-        self,
-        call: Callable[..., Any],
-        groups: list[list[Any]],
-        rounding: list[list[torch.dtype]] | None = None,
-    ) -> Results:
-        """Run on copies of the inputs, forward and, where an output asks for it, backward."""
-        flags = self.grad_flags()
-        copies = pytree.tree_map(_copy, groups)
-        tensors = [
-            [v for v in pytree.tree_leaves(group) if isinstance(v, torch.Tensor)]
-            for group in copies
-        ]
-        for group in tensors:
-            for value, wanted in zip(group, flags, strict=True):
-                if wanted and (value.dtype.is_floating_point or value.dtype.is_complex):
-                    value.requires_grad_(True)
-        raw = call(copies)
-        outputs = [
-            [v for v in pytree.tree_leaves(out) if isinstance(v, torch.Tensor | int | float)]
-            for out in raw
-        ]
-        roots: list[torch.Tensor] = []
-        cotangents: list[torch.Tensor] = []
-        gen = torch.Generator().manual_seed(1)
-        for g, group_outputs in enumerate(outputs):
-            only_tensors = [v for v in group_outputs if isinstance(v, torch.Tensor)]
-            for o, value in enumerate(only_tensors):
-                if not value.requires_grad:
-                    continue
-                shape = (*value.shape, 2) if value.dtype.is_complex else value.shape
-                noise = torch.randn(shape, generator=gen, dtype=torch.float64, device="cpu")
-                if value.dtype.is_complex:
-                    noise = torch.view_as_complex(noise)
-                if rounding is not None:
-                    noise = noise.to(rounding[g][o])
-                roots.append(value)
-                cotangents.append(noise.to(value.device, value.dtype))
-        grads: list[list[Any]] = [[] for _ in groups]
-        if roots:
-            leaves = [v for group in tensors for v in group if v.requires_grad]
-            flat = iter(torch.autograd.grad(roots, leaves, cotangents, allow_unused=True))
-            grads = [[next(flat) if v.requires_grad else None for v in group] for group in tensors]
-        return Results(outputs, [list(group) for group in tensors], grads)
-
-    def _compare(
-        self, variant: Variant, i: int, got: Results, eager: Results, truth: Results | None
-    ) -> list[str]:
-        loose = Rule(floor=self.rule.floor, strides=False)
-        kinds = (
-            ("output", got.outputs[i], eager.outputs[i], truth and truth.outputs[i], self.rule),
-            ("input after the call", got.inputs[i], eager.inputs[i], None, self.rule),
-            ("gradient", got.grads[i], eager.grads[i], truth and truth.grads[i], loose),
-        )
-        problems: list[str] = []
-        for kind, mine, theirs, real, rule in kinds:
-            if len(mine) != len(theirs):
-                problems.append(f"{len(mine)} {kind}s, eager has {len(theirs)}")
-                continue
-            for k, (a, b) in enumerate(zip(mine, theirs, strict=True)):
-                r = real[k] if real else None
-                problems += [f"{kind} {k}: {text}" for text in _compare_one(a, b, r, rule)]
-        mine_shared = storage_relations(got.outputs[i], got.inputs[i])
-        eager_shared = storage_relations(eager.outputs[i], eager.inputs[i])
-        if mine_shared != eager_shared:
-            problems.append(f"shares memory as {mine_shared}, eager as {eager_shared}")
-        return problems
 
     def _check_graphs(self, backend: BackendUnderTest) -> list[str]:
         problems = []
@@ -330,27 +227,7 @@ def created_on(device: str) -> AbstractContextManager[Any]:
 
 
 def _on(device: str, groups: list[list[Any]]) -> list[list[Any]]:
-    if device == "cpu":
-        return groups
-
-    def moved(value: Any) -> Any:
-        return clone_exactly(value, device) if isinstance(value, torch.Tensor) else value
-
-    return [pytree.tree_map(moved, group) for group in groups]
-
-
-def _copy(value: Any) -> Any:
-    return clone_exactly(value) if isinstance(value, torch.Tensor) else value
-
-
-def _compare_one(mine: Any, theirs: Any, real: Any, rule: Rule) -> list[str]:
-    if isinstance(theirs, torch.Tensor) and isinstance(mine, torch.Tensor):
-        return check_tensor(mine, theirs, real, rule)
-    if mine is None and isinstance(theirs, torch.Tensor) and not theirs.any():
-        return []  # autograd may say None or zeros for an input that does not matter
-    if theirs is None and isinstance(mine, torch.Tensor) and not mine.any():
-        return []
-    return [] if mine == theirs else [f"{mine}, eager has {theirs}"]
+    return groups if device == "cpu" else pytree.tree_map(lambda v: copied(v, device), groups)
 
 
 def op(*arguments: Any, **options: Any) -> Op:

@@ -133,7 +133,9 @@ def special_columns(count: int, dtype: torch.dtype) -> list[torch.Tensor]:
 def clone_exactly(value: torch.Tensor, device: str | None = None) -> torch.Tensor:
     """A copy with its own storage and the same sizes, strides and offset, on `device` if given."""
     if value.layout is not torch.strided or value.is_quantized:
-        return value.detach().clone()
+        copy = value.detach().clone()
+        return copy if device is None else copy.to(device)
+    value = value.resolve_conj().resolve_neg()
     storage = value.detach().untyped_storage().clone()
     if device is not None and torch.device(device).type != value.device.type:
         storage = storage.to(device=torch.device(device))

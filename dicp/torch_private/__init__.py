@@ -30,9 +30,10 @@ if TYPE_CHECKING:
     from dicp.torch_private.aot_cache import *
     from dicp.torch_private.dynamo import *
     from dicp.torch_private.guards import *
+    from dicp.torch_private.op_database import *
     from dicp.torch_private.symbols import *
 
-_DEFERRED = ("symbols", "guards", "aot", "aot_cache", "dynamo")
+_DEFERRED = ("symbols", "guards", "aot", "aot_cache", "dynamo", "op_database")
 """The files above that are imported on demand, in order of increasing imports."""
 
 

@@ -1,8 +1,8 @@
 """The operator cases of test/op, eager on the device: python eager_cases.py PART PARTS [NAME...]
 
 Runs every case of its part (with names: of these files) with its inputs on the device, forward and
-backward, against the CPU. Prints cases that differ, operators that ran on the CPU and why, in how
-many cases none did, and in how many one that the target has a rule for.
+backward, against eager on the CPU by the case's rule. Prints cases that differ, operators that ran
+on the CPU and why, in how many cases none did, and in how many one that the target has a rule for.
 """
 
 import importlib
@@ -17,53 +17,29 @@ sys.path[:0] = [str(ROOT), str(ROOT / "test")]
 warnings.simplefilter("ignore")
 
 import dicp.device.active as device  # noqa: E402
+from dicp.testing.cases import created_on  # noqa: E402
+from dicp.testing.evaluation import compare, copied, evaluate, in_float64  # noqa: E402
 from dicp.torch_private import pytree  # noqa: E402
 
 FILES = sorted(path.stem for path in (ROOT / "test" / "op").glob("test_*.py"))
 
 
-def moved(value, place):
-    return pytree.tree_map(
-        lambda leaf: leaf.to(place) if isinstance(leaf, torch.Tensor) else leaf, value
-    )
-
-
-def run(case, arguments, flags, place):
-    """Results and gradients of a case, on the CPU."""
-    given = moved(arguments, place)
-    tensors = [t for t in pytree.tree_leaves(given) if isinstance(t, torch.Tensor)]
-    wanted = []
-    for tensor, flag in zip(tensors, flags, strict=False):
-        if flag and tensor.is_floating_point():
-            wanted.append(tensor.requires_grad_())
-    with torch.device(place):
-        result = case.fn(*given)
-    leaves = [t for t in pytree.tree_leaves(result) if isinstance(t, torch.Tensor)]
-    total = [t.double().sum() for t in leaves if t.requires_grad]
-    grads = torch.autograd.grad(sum(total), wanted, allow_unused=True) if total and wanted else ()
-    return moved([t.detach() for t in leaves] + [g for g in grads if g is not None], "cpu")
-
-
 def problem(case):
-    """Why a case differs from the CPU; empty where it agrees."""
-    variant = case.variants()[0]
-    flags = case.grad_flags()
+    """How a case differs from eager on the CPU; empty where it agrees."""
+    group, flags, call = case.build(case.variants()[0], {}), case.grad_flags(), case.all_variants()
     try:
-        expected = run(case, case.build(variant, {}), flags, "cpu")
+        (eager,) = evaluate(call, [group], flags)
     except Exception:
         return ""  # what the case is about fails eagerly too
+    truth = in_float64(call, [group], flags)
+    torch.manual_seed(0)
     try:
-        found = run(case, case.build(variant, {}), flags, "dipu")
+        with created_on("dipu"):
+            moved = pytree.tree_map(lambda value: copied(value, "dipu"), [group])
+            (found,) = evaluate(call, moved, flags)
     except Exception as error:
         return f"{type(error).__name__}: {str(error)[:300]}"
-    if len(expected) != len(found):
-        return f"{len(found)} results, expected {len(expected)}"
-    for k, (a, b) in enumerate(zip(expected, found, strict=True)):
-        try:
-            torch.testing.assert_close(b, a, rtol=2e-3, atol=2e-3, equal_nan=True)
-        except AssertionError as error:
-            return f"result {k}: {' '.join(str(error).split())[:200]}"
-    return ""
+    return "; ".join(compare(found.on_host(), eager, truth[0] if truth else None, case.rule))
 
 
 def on_cpu():

@@ -18,7 +18,7 @@ import torch
 
 from dicp import compare
 from dicp.target import find_target
-from dicp.testing import cases, inputs
+from dicp.testing import cases, evaluation, inputs
 from dicp.testing.backends import BackendUnderTest
 from dicp.torch_private import pytree
 
@@ -43,26 +43,25 @@ def use(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.setattr(type(target), "facts", facts)
     ulps = compare.FLOOR_ULPS.get(torch.float32, 1.0) * ROUNDINGS
     monkeypatch.setitem(compare.FLOOR_ULPS, torch.float64, ulps)
-    if not hasattr(cases.Op, "plain_evaluate"):
-        monkeypatch.setattr(cases.Op, "plain_evaluate", cases.Op._evaluate, raising=False)
-        monkeypatch.setattr(cases.Op, "_evaluate", _evaluate)
+    if cases.evaluate is evaluation.evaluate:
+        monkeypatch.setattr(cases, "evaluate", _evaluate)
         monkeypatch.setattr(cases, "special_columns", _special_columns)
     limits = (*target.limits, "dtype torch.int64", "dtype torch.float64")
     monkeypatch.setattr(BackendUnderTest, "limits", limits)
 
 
-def _evaluate(self: Any, call: Any, groups: Any, rounding: Any = None) -> Any:
-    results = self.plain_evaluate(call, groups, rounding)
-    if rounding is not None or hasattr(call, "_torchdynamo_orig_callable"):
+def _evaluate(call: Any, groups: Any, flags: Any) -> Any:
+    results = evaluation.evaluate(call, groups, flags)
+    if hasattr(call, "_torchdynamo_orig_callable"):
         return results
     try:
-        narrowed = self.plain_evaluate(call, pytree.tree_map(_rounded, groups))
+        narrowed = evaluation.evaluate(call, pytree.tree_map(_rounded, groups), flags)
     except Exception:  # the case has float64 only
         return results
-    for kind in ("outputs", "grads"):
-        for wide, short in zip(getattr(results, kind), getattr(narrowed, kind), strict=True):
-            for one, other in zip(wide, short, strict=True):
-                _round_to(one, other, results.inputs)
+    for wide, short in zip(results, narrowed, strict=True):
+        pairs = zip(wide.outputs + wide.grads, short.outputs + short.grads, strict=True)
+        for one, other in pairs:
+            _round_to(one, other, wide.inputs)
     return results
 
 
@@ -75,7 +74,7 @@ def _special_columns(count: int, dtype: torch.dtype) -> list[torch.Tensor]:
 
 def _rounded(value: Any) -> Any:
     is_wide = isinstance(value, torch.Tensor) and value.dtype == torch.float64
-    return cases.clone_exactly(value).float() if is_wide else value
+    return inputs.clone_exactly(value).float() if is_wide else value
 
 
 def _round_to(wide: Any, narrowed: Any, inputs: Any) -> None:

@@ -15,6 +15,7 @@ from dicp.errors import (
     CollectiveError,
     CompilerError,
     ConfigValueError,
+    ConformanceConfigError,
     DeviceError,
     DeviceMemoryError,
     DeviceMovedError,
@@ -50,6 +51,7 @@ from dicp.errors import (
     SizeMismatchError,
     TargetFailureError,
     TargetNotFoundError,
+    TestFileError,
     ToolchainError,
     ToolVariableError,
     UnknownFeatureError,
@@ -192,6 +194,15 @@ CASES: list[tuple[DicpError, str]] = [
         CaptureFormatError("a/input", "it is damaged"),
         "capture 'a/input' cannot be read: it is damaged. Capture the operator again with "
         "dicp.op_tools.OpCapture.",
+    ),
+    (
+        ConformanceConfigError(Path("chip.toml"), 3, "a skip without a reason"),
+        "chip.toml:3: a skip without a reason. dicp/conformance/configuration.py shows the form.",
+    ),
+    (
+        TestFileError("test_a.py", ""),
+        "the test file 'test_a.py' cannot run: TORCH_SOURCE_PATH names no source tree of PyTorch; "
+        "set it to a checkout.",
     ),
     (
         ConfigValueError("option 'x'", 3, "a text", "Give a text."),

@@ -1,0 +1,164 @@
+"""Each group of operators and each file in a process of its own: one that dies costs one test."""
+
+from __future__ import annotations
+
+import json
+import queue
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field
+from typing import IO, Any
+
+from dicp.config import environment_with
+from dicp.conformance.plan import Plan, Unit
+from dicp.conformance.rows import Row
+
+START_SECONDS = 300.0
+"""A process has to tell its tests within this time, in which it imports and builds a device."""
+STDERR_CHARACTERS = 2000
+
+
+def run(
+    plan: Plan,
+    report: Callable[[Row], object],
+    jobs: int,
+    test_seconds: float,
+    file_seconds: float,
+) -> None:
+    """Run all processes, `jobs` at a time; `report` is told of each result as it is made."""
+    rows: queue.Queue[Row | None] = queue.Queue()
+
+    def work(unit: Unit) -> None:
+        deadline = time.monotonic() + file_seconds
+        _UnitRun(unit, plan.names.names, rows.put, test_seconds, deadline).run()
+
+    with ThreadPoolExecutor(jobs) as pool:
+        pending = [pool.submit(work, unit) for unit in plan.units]
+        while not all(one.done() for one in pending) or not rows.empty():
+            try:
+                row = rows.get(timeout=0.2)
+            except queue.Empty:
+                continue
+            assert row is not None
+            report(row)
+        for one in pending:
+            one.result()
+
+
+@dataclass
+class _UnitRun:
+    """One unit, in as many processes as it takes: after a crash the next goes on."""
+
+    unit: Unit
+    names: Sequence[str]
+    report: Callable[[Row], object]
+    test_seconds: float
+    deadline: float
+    tests: list[list[str]] = field(default_factory=list)
+    done: list[list[str]] = field(default_factory=list)
+
+    def run(self) -> None:
+        how, before = "", -1
+        while len(self.done) > before and time.monotonic() < self.deadline:
+            before = len(self.done)
+            how = self._process()
+            if not how or (self.tests and not self._left()):
+                break
+        for test in self._left():
+            self._row(test, "crashed", how or "the process ended before it ran this test")
+        if how and not self.tests:
+            self._row(["", ""], "crashed", how)
+
+    def _left(self) -> list[list[str]]:
+        return [test for test in self.tests if test not in self.done]
+
+    def _row(self, test: list[str], result: str, reason: str, seconds: float = 0.0) -> None:
+        self.done.append(test)
+        cls, name = test
+        self.report(Row(self.unit.file, cls, name, result, reason, seconds))
+
+    def _process(self) -> str:
+        """Run what is left in a new process; how it died, or nothing if it came to its end."""
+        with tempfile.TemporaryFile("w+") as errors:
+            job = {**asdict(self.unit), "names": self.names, "done": self.done}
+            process = _started(job, errors)
+            try:
+                running, complete, how = self._follow(process)
+            finally:
+                process.kill()
+                status = process.wait()
+            if complete:
+                return ""
+            how = how or f"the process ended {_status(status)}"
+            errors.seek(0)
+            said = _fatal_part(errors.read())
+            how = f"{how}\n{said}" if said else how
+            if running is not None:
+                self._row(running, "crashed", how, self.test_seconds if "hangs" in how else 0.0)
+            return how
+
+    def _follow(self, process: subprocess.Popen[str]) -> tuple[list[str] | None, bool, str]:
+        """Report results as they come. The test that still ran, whether all ended, and why not."""
+        told: queue.Queue[Any] = queue.Queue()
+        assert process.stdout is not None
+        threading.Thread(target=_listen, args=(process.stdout, told), daemon=True).start()
+        running, limit = None, START_SECONDS
+        while True:
+            left = self.deadline - time.monotonic()
+            try:
+                event = told.get(timeout=max(0.0, min(limit, left)))
+            except queue.Empty:
+                if left <= limit:
+                    return running, False, "the time of the file is over"
+                return running, False, f"it hangs: no end within {limit:g} s"
+            limit = self.test_seconds
+            if event is None:
+                return running, False, ""
+            if "tests" in event:
+                self.tests = self.tests or event["tests"]
+            elif "began" in event:
+                running = event["began"]
+            elif "row" in event:
+                running = None
+                self._row(*event["row"])
+            elif "end" in event:
+                return running, True, ""
+
+
+def _started(job: dict[str, Any], errors: IO[str]) -> subprocess.Popen[str]:
+    process = subprocess.Popen(
+        [sys.executable, "-W", "ignore", "-m", "dicp.conformance.worker"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=errors,
+        text=True,
+        env=environment_with(PYTORCH_TESTING_DEVICE_ONLY_FOR=job["device"], DIPU_MOCK_CUDA="false"),
+    )
+    assert process.stdin is not None
+    process.stdin.write(json.dumps(job))
+    process.stdin.close()
+    return process
+
+
+def _listen(stdout: IO[str], told: queue.Queue[Any]) -> None:
+    for line in stdout:
+        told.put(json.loads(line))
+    told.put(None)
+
+
+def _fatal_part(stderr: str) -> str:
+    """What Python says of a fatal error, the stack first; else the end."""
+    _, fatal, stack = stderr.rpartition("Fatal Python error")
+    return (fatal + stack[:STDERR_CHARACTERS] if fatal else stderr[-STDERR_CHARACTERS:]).strip()
+
+
+def _status(status: int) -> str:
+    if status >= 0:
+        return f"with exit status {status}"
+    return f"by signal {signal.Signals(-status).name}"
