@@ -1,4 +1,4 @@
-"""Valid ranges of number arguments, for operators whose eager kernels check them.
+"""Valid ranges of numbers, and dtypes of others, for operators whose eager kernels check them.
 
 A call is compiled where its relations in `DOMAINS` are proved; else eager runs it and raises its
 own error. Operators that check in their meta functions need no row: tracing runs these checks.
@@ -132,6 +132,8 @@ _CONVERTED: Final[dict[Any, Relations]] = {
 }
 
 DOMAINS: Final[dict[Any, Relations]] = {
+    aten.complex.default: lambda x, y: (x.dtype == y.dtype,),
+    aten.polar.default: lambda x, y, **_: (x.dtype == y.dtype,),
     aten.bernoulli.p: lambda x, p=0.5, **_: (p >= 0, p <= 1),
     aten.native_dropout.default: _dropout,
     aten._softmax.default: _has_dimension,

@@ -190,9 +190,10 @@ class TestOperators:
         took = 0
         for number, sample in enumerate(case.samples()):
             for kind, given in case.outs(sample):
-                # In eager, some operators write as if there were no gaps.
-                reference = _then_copied(case.op) if kind == "with gaps" else None
-                found = case.problems(case.op, given, refusals=True, reference=reference)
+                found = case.problems(case.op, given, refusals=True)
+                if found and kind == "with gaps":  # eager writes some as if there were none
+                    reference = _then_copied(case.op)
+                    found = case.problems(case.op, given, reference=reference)
                 took += found is not None
                 problems += [f"sample {number}, out {kind}: {text}" for text in found or ()]
         assert not problems, "\n".join(problems[:SHOWN_PROBLEMS])

@@ -17,6 +17,7 @@ from torch import fx
 from dicp.config import Config
 from dicp.device.call import Call, NotCompiled
 from dicp.device.thresholds import FIXED_INTEGERS, MOST_VARIANTS
+from dicp.dynamo_bridge.analysis.aliases import written_roots
 from dicp.dynamo_bridge.compile_fx import compile_aten
 from dicp.dynamo_bridge.decompose import decompositions
 from dicp.target import Target
@@ -31,6 +32,8 @@ class CompiledOperator:
     graph: fx.GraphModule
     guards: str
     form: Results
+    written: tuple[int, ...] = ()
+    """Inputs that it overwrites, which an operator's name may not show."""
     sizes: tuple[torch.Size, ...] | None = None
     """The only sizes it was compiled for; None: any that satisfy the guards."""
 
@@ -71,6 +74,8 @@ class Results:
     """One tensor, and no tuple."""
     pairs: tuple[bool, ...] = ()
     """Which results are complex: pairs of real numbers in the graph."""
+    converted: bool = False
+    """Whether a result has another dtype than the tensor that was given for it."""
     absent: tuple[bool, ...] = ()
     """Which results are None, such as unneeded gradients: the graph has none for them."""
 
@@ -164,6 +169,7 @@ class OperatorCompiler:
         try:
             table = decompositions(self.target)
             graph = make_fx(run, decomposition_table=table, tracing_mode=sizes)(*given)
+            written = _written(graph)
             compiled, report = compile_aten(graph, given, self.target, self.config)
         except Exception as error:
             raise NotCompiled(f"{type(error).__name__}: {str(error)[:200]}") from error
@@ -171,7 +177,15 @@ class OperatorCompiler:
         if left:
             raise NotCompiled(f"{left[0].op}: {left[0].reason}")
         assert compiled.executable is not None
-        return CompiledOperator(compiled.executable, graph, traced_guards(graph), form)
+        guards = traced_guards(graph)
+        return CompiledOperator(compiled.executable, graph, guards, form, written)
+
+
+def _written(traced: fx.GraphModule) -> tuple[int, ...]:
+    """The positions of the inputs that a graph overwrites."""
+    roots = written_roots(traced.graph)
+    inputs = [node for node in traced.graph.nodes if node.op == "placeholder"]
+    return tuple(k for k, node in enumerate(inputs) if node in roots)
 
 
 def _is_symbol(leaf: Any) -> bool:
@@ -206,20 +220,20 @@ def _as_function(call: Call, any_integers: bool, form: Results) -> Callable[...,
             raise NotCompiled("it returns something else than tensors")
         form.pairs = tuple(r.is_complex() for r in results)
         wanted = call.dtypes or (None,) * len(results)
+        form.converted = any(
+            dtype not in (None, r.dtype) for r, dtype in zip(results, wanted, strict=True)
+        )
         return [_converted(r, dtype) for r, dtype in zip(results, wanted, strict=True)]
 
     return run
 
 
 def _converted(result: torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor:
-    """A result in the dtype of the tensor that was given for it, complex numbers as pairs.
-
-    Raises NotCompiled where eager does not convert to that dtype.
-    """
-    if dtype is not None and not torch.can_cast(result.dtype, dtype):
-        raise NotCompiled(f"a result of {result.dtype} is not converted to {dtype}")
+    """A result in the dtype of the tensor that was given for it, complex numbers as pairs."""
     if not result.is_complex():
         return result if dtype is None else result.to(dtype)
+    if dtype is not None and not dtype.is_complex:
+        raise NotCompiled(f"a result of {result.dtype} is not converted to {dtype}")
     pairs = torch.view_as_real(result)
     return pairs if dtype is None else pairs.to(dtype.to_real())
 

@@ -261,6 +261,8 @@ class Dispatcher:
         signature = self.native.signature(schema.name, schema.overload_name, args, kwargs)
         given = bound(op, args, kwargs)
         outs = [given[name] for name in form.outs]
+        if any(map(_repeats, outs)):
+            raise NotCompiled("elements of a result share memory")
         if outs or _keep_dtypes(op, given):  # which are the same if a number is a tensor
             given = _with_tensors_for_numbers(op, given)
         run: Callable[..., Any] = form.op
@@ -274,24 +276,40 @@ class Dispatcher:
         dtypes = (None,) * form.fresh + tuple(out.dtype for out in outs)
         prepared = Call(run, positional, named, dtypes if outs else ())
         compiled, given_inputs = self.compiler.compiled(prepared)
+        if compiled.form.converted and not _takes_results(op, args, kwargs):
+            raise NotCompiled("it does not convert its results to that dtype")
         compiled.prepare(given_inputs)
         with self.native.HostMemory(device):
             made = compiled(given_inputs)
             results: list[Any] = [r if r is None else call.on_device(r) for r in made]
+            self._keep_written(call, prepared, compiled, given_inputs)
         for out, result in zip(outs, results[form.fresh :], strict=bool(outs)):
             if out.shape != result.shape:
                 signature = signature if out.numel() == 0 else None  # eager warns of the others
                 _resize(out, result)
             out.copy_(result)
-        if signature is not None and self.native.host_addressable():
-            pairs = zip(_tensors(prepared), given_inputs, strict=False)
-            copied = [a is not b for a, b in pairs]
+        pairs = zip(_tensors(prepared), given_inputs, strict=False)
+        copied = [a is not b for a, b in pairs]
+        one_call = not any(copied[position] for position in compiled.written)
+        if signature is not None and one_call and self.native.host_addressable():
             self._install(op, form, given, signature, compiled, given_inputs, copied)
         if form.fresh:
             return tuple(results[: form.fresh])
         if outs:
             return outs[0] if len(outs) == 1 else tuple(outs)
         return results[0] if compiled.form.single else tuple(results)
+
+    @staticmethod
+    def _keep_written(
+        call: Any, prepared: Call, compiled: CompiledOperator, given_inputs: Sequence[Any]
+    ) -> None:
+        """What was overwritten reaches the tensors given: code has copies of some."""
+        tensors = _tensors(prepared)
+        for position in compiled.written:
+            if tensors[position] is not given_inputs[position]:
+                tensors[position].copy_(given_inputs[position])
+        if compiled.written:
+            call.write_back()
 
     def index_of(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int:
         """The index of the device that a call runs on."""
@@ -390,14 +408,15 @@ class Dispatcher:
         given = bound(op, args, kwargs)
         outs = [given[name] for name in form.outs]
         positional, named = _arguments_of(form.op, inputs_of(form, given, outs))
-        if outside_domain(form.op, positional, named, bool):
+        if any(map(_repeats, outs)) or outside_domain(form.op, positional, named, bool):
             return NotImplemented  # eager's error is the host's
         result = rule(*positional, **named)
         if result is NotImplemented or not outs:
             return result
         results = [result] if isinstance(result, torch.Tensor) else list(result)
         pairs = list(zip(outs, results[form.fresh :], strict=True))
-        if not all(torch.can_cast(value.dtype, out.dtype) for out, value in pairs):
+        converted = any(value.dtype != out.dtype for out, value in pairs)
+        if converted and not _takes_results(op, args, kwargs):
             return NotImplemented  # eager's error is the host's
         for out, value in pairs:
             if out.shape != value.shape:
@@ -566,6 +585,34 @@ def _resize(out: torch.Tensor, result: torch.Tensor) -> None:
     """Resize a given result; eager keeps the order in memory of the operands' dimensions."""
     strides = torch.empty_like(result, device="meta").stride()
     out.resize_(result.shape).as_strided_(result.shape, strides)
+
+
+def _repeats(tensor: torch.Tensor) -> bool:
+    """Whether elements of a tensor share memory."""
+    return any(n > 1 and s == 0 for n, s in zip(tensor.shape, tensor.stride(), strict=True))
+
+
+def _takes_results(op: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+    """Whether an operator surely converts its results to the dtypes of the given ones.
+
+    Pointwise ones do, unless PyTorch's own check refuses it. Others have rules of their own.
+    """
+    if torch.Tag.pointwise not in op.tags:
+        return False
+
+    def without_values(value: Any) -> Any:
+        if isinstance(value, torch.device):
+            return torch.device("meta")
+        if not isinstance(value, torch.Tensor):
+            return value
+        return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
+
+    try:
+        given, named = pytree.tree_map(without_values, (args, dict(kwargs)))
+        op(*given, **named)
+    except Exception:  # it is refused, or cannot be checked: the host does
+        return False
+    return True
 
 
 def _laid_out(tensor: torch.Tensor, strides: Sequence[int]) -> bool:

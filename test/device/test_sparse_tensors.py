@@ -20,6 +20,9 @@ def gradient():
 for make in (
     lambda: torch.sparse_coo_tensor(indices.to("dipu"), values.to("dipu"), (2, 2)),
     lambda: torch.sparse_coo_tensor(indices, values, (2, 2)).to("dipu"),
+    lambda: torch.ones(2, device="dipu").to_sparse(),
+    lambda: torch.ones(2, 2, device="dipu").to_sparse_csr(),
+    lambda: torch.eye(2).to_sparse_csr().to("dipu") @ torch.ones(2, 2, device="dipu"),
     gradient,
 ):
     try:

@@ -361,10 +361,10 @@ REGISTER_PRIVATEUSE1_DISPATCH(_fused_sdp_choice_stub, &dicp::attention_choice)
 
 namespace dicp {
 
-// Whole operators that PyTorch would otherwise take apart for an unknown device.
+// Whole operators that PyTorch would otherwise take apart, or refuse, for an unknown device.
 TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   for (const char* name : {"convolution", "convolution_backward", "native_group_norm",
-                           "native_group_norm_backward"})
+                           "native_group_norm_backward", "mode.values"})
     m.impl(name, torch::CppFunction::makeFromBoxedFunction<&choose_path>());
   for (const char* name : kWindows)
     m.impl(name, torch::CppFunction::makeFromBoxedFunction<&choose_path>());

@@ -632,10 +632,12 @@ void grow_storage(c10::StorageImpl* storage, size_t bytes) {
 const at::Tensor& resize(const at::Tensor& self, c10::IntArrayRef sizes,
                          std::optional<at::MemoryFormat> format) {
   auto* impl = self.unsafeGetTensorImpl();
-  impl->set_sizes_contiguous(sizes);
-  const auto bytes = at::detail::computeStorageNbytesContiguous(
-      sizes, self.element_size(), size_t(self.storage_offset()));
-  grow_storage(self.storage().unsafeGetStorageImpl(), bytes);
+  if (self.sizes() != sizes) {  // strides stay those of a tensor that has the sizes
+    impl->set_sizes_contiguous(sizes);
+    const auto bytes = at::detail::computeStorageNbytesContiguous(
+        sizes, self.element_size(), size_t(self.storage_offset()));
+    grow_storage(self.storage().unsafeGetStorageImpl(), bytes);
+  }
   if (format) impl->empty_tensor_restride(*format);
   return self;
 }
@@ -760,6 +762,16 @@ void no_sparse(const c10::OperatorHandle& op, torch::jit::Stack*) {
 
 TORCH_LIBRARY_IMPL(_, SparsePrivateUse1, m) {
   m.fallback(torch::CppFunction::makeFromBoxedFunction<&no_sparse>());
+}
+
+TORCH_LIBRARY_IMPL(_, SparseCsrPrivateUse1, m) {
+  m.fallback(torch::CppFunction::makeFromBoxedFunction<&no_sparse>());
+}
+
+TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
+  for (const char* name : {"_to_sparse", "_to_sparse.sparse_dim", "_to_sparse_csr",
+                           "_to_sparse_csc", "_to_sparse_bsr", "_to_sparse_bsc"})
+    m.impl(name, torch::CppFunction::makeFromBoxedFunction<&no_sparse>());
 }
 
 // Copies resolve conjugates and negatives themselves: PyTorch would resolve them by a copy.
