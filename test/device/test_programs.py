@@ -61,17 +61,28 @@ def test_training_by_libraries(run: Any, program: str) -> None:
     _agree(run(path, program, "cpu").stdout, run(path, program, "ditorch").stdout)
 
 
+TORCHRUN = """
+import sys
+from torch.distributed.run import main
+main(["--standalone", "--nproc-per-node=2", *sys.argv[1:]])
+"""
+
+
 @pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
 def test_torchrun(run: Any, parallel: str) -> None:
     """Two processes with a device each train with DistributedDataParallel and fully_shard."""
-    start = (
-        "import sys; from torch.distributed.run import main; "
-        "main(['--standalone', '--nproc-per-node=2', *sys.argv[1:]])"
-    )
     program = str(HERE / "torchrun_training.py")
-    on_cpu = run(start, program, parallel, "cpu").stdout
-    found = run(start, program, parallel, "ditorch", DIPU_SIMULATED_DEVICES="2").stdout
+    on_cpu = run(TORCHRUN, program, parallel, "cpu").stdout
+    found = run(TORCHRUN, program, parallel, "ditorch", DIPU_SIMULATED_DEVICES="2").stdout
     _agree(on_cpu, found)
+
+
+def test_profile_of_mobilenet_in_two_processes(run: Any) -> None:
+    """The switch of CUDA's convolution library changes no operator that a training step calls."""
+    said = run(TORCHRUN, str(HERE / "mobilenet_profile.py"), DIPU_SIMULATED_DEVICES="2").stdout
+    (step,) = (line.split() for line in said.splitlines() if line.startswith("STEP"))
+    assert int(step[-1]) % (52 * 4) == 0, "the convolutions of four steps"
+    assert "DIFFERENT" in said.splitlines()
 
 
 UNDO = """
