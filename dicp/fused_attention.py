@@ -32,9 +32,11 @@ class FusedAttention:
     any_mask: bool = False
     """Whether a mask may have another dtype than the queries, and any strides; else it is
     converted, and copied to a last stride of 1."""
-    boolean_masks: bool = False
-    """Whether a mask may be boolean: it replaces scores by -inf, whatever they are, and hides them
-    from gradients."""
+    exact_masks: bool = False
+    """Whether a mask has its effect on NaN and infinite scores, too. A float mask is added; one of
+    booleans replaces scores by -inf, one of uint8 by the lowest number, and both hide them from
+    gradients. Beside the causal flag, a mask hides the keys after each query, and no others.
+    Otherwise unfused attention whose mask replaces scores stays unfused, unless it is causal."""
     widest_trained_head: int | None = None
     """The largest head size that has a fused backward; None: all have."""
     mask_gradient: Any = None
@@ -45,8 +47,7 @@ class FusedAttention:
     """Whether, for these queries, keys and values, rows of NaN scores give NaN, and the second
     result is -inf in rows without a score above -inf, and in no others: these are 0, and NaN in
     unfused attention. False: unfused attention of these tensors stays unfused. None, of the field
-    or as the answer: not known; the mask tells which rows are hidden, and one that replaces scores
-    by -inf is added to them, which lets NaN and +inf through."""
+    or as the answer: not known; the mask tells which rows are hidden."""
 
 
 ANY_ATTENTION = FusedAttention(operators=(ATTENTION_FORWARD,), any_mask=True)

@@ -283,7 +283,30 @@ def causal_filled(q: Any, k: Any, v: Any, visible: Any) -> Any:
     return filled(q, k, v, torch.ones(visible.shape, dtype=torch.bool).tril())
 
 
-def check_training(fn: Any, given: list[Any], visible: Any, backend_name: str) -> None:
+def causal_added(q: Any, k: Any, v: Any, visible: Any) -> Any:
+    return added(q, k, v, torch.ones(visible.shape, dtype=torch.bool).tril())
+
+
+def filled_lowest(q: Any, k: Any, v: Any, visible: Any) -> Any:
+    lowest = torch.finfo(q.dtype).min
+    return (q @ k.mT / 4.0).masked_fill(~visible, lowest).softmax(-1) @ v
+
+
+def causal_lowest(q: Any, k: Any, v: Any, visible: Any) -> Any:
+    return filled_lowest(q, k, v, torch.ones(visible.shape, dtype=torch.bool).tril())
+
+
+def sdpa_lower_triangle(q: Any, k: Any, v: Any, visible: Any) -> Any:
+    return SDPA(q, k, v, torch.ones(visible.shape, dtype=torch.bool).tril())
+
+
+def sdpa_causal(q: Any, k: Any, v: Any, visible: Any) -> Any:
+    return SDPA(q, k, v, is_causal=True)
+
+
+def check_training(
+    fn: Any, given: list[Any], visible: Any, backend_name: str, dtype: torch.dtype = torch.float32
+) -> None:
     """Attention and its gradients, compiled, in eager and in float64."""
 
     def both(call: Any, dtype: torch.dtype) -> list[torch.Tensor]:
@@ -292,8 +315,8 @@ def check_training(fn: Any, given: list[Any], visible: Any, backend_name: str) -
         towards = torch.arange(out.numel()).reshape(out.shape).to(dtype).sin()
         return [out.detach(), *torch.autograd.grad(out, leaves, towards)]
 
-    got = both(torch.compile(fn, backend=backend_name, dynamic=False), torch.float32)
-    results = zip(got, both(fn, torch.float32), both(fn, torch.float64), strict=True)
+    got = both(torch.compile(fn, backend=backend_name, dynamic=False), dtype)
+    results = zip(got, both(fn, dtype), both(fn, torch.float64), strict=True)
     for mine, theirs, real in results:
         assert not check_tensor(mine, theirs, real, Rule(strides=False))
 
@@ -312,18 +335,47 @@ def test_gradients_of_rows_without_a_score(fn: Any, infinite: str, backend_name:
     check_training(fn, given, visible, backend_name)
 
 
-@pytest.mark.parametrize("fn", [filled, causal_filled], ids=["filled", "causal"])
-@pytest.mark.parametrize("score", [math.nan, math.inf])
-def test_scores_that_a_mask_replaces(fn: Any, score: float, backend_name: str) -> None:
-    """A score that a fill hides may be anything, and no gradient flows to it."""
+WITHOUT_A_NUMBER = {
+    "hidden_nan": (1, (..., 33, 0), math.nan),
+    "hidden_inf": (1, (..., 33, 0), math.inf),
+    "key_nan": (1, (0, slice(None), 3, 0), math.nan),
+    "query_nan": (0, (0, 0, 3, 0), math.nan),
+    "query_-inf": (0, (0, 0, 3, 0), -math.inf),
+    "keys_-inf": (1, (1, ..., 0), -math.inf),
+}
+"""Which of queries and keys, where, and what is not a number there."""
+
+MASKS = [filled, causal_filled, added, causal_added, filled_lowest, causal_lowest, SDPA,
+         sdpa_lower_triangle, sdpa_causal]  # fmt: skip
+EXACT_IN_16_BITS = [filled, added, causal_added, filled_lowest, causal_lowest]
+"""Ascend's fused operators for 16 bits define rows without a number otherwise for the others."""
+
+
+@pytest.mark.parametrize("place", WITHOUT_A_NUMBER)
+@pytest.mark.parametrize(
+    ("fn", "dtype"),
+    [(fn, torch.float32) for fn in MASKS] + [(fn, torch.bfloat16) for fn in EXACT_IN_16_BITS],
+    ids=lambda x: x.__name__ if callable(x) else str(x).removeprefix("torch."),
+)
+def test_masks_of_scores_that_are_no_numbers(
+    fn: Any, dtype: torch.dtype, place: str, backend_name: str
+) -> None:
+    """A score that a mask replaces may be anything, and no gradient flows to it; one to which the
+    mask is added stays NaN, as does its row."""
     torch.manual_seed(0)
-    given = [torch.rand(2, 2, 33, 16), torch.rand(2, 2, 35, 16), torch.randn(2, 2, 35, 16)]
-    given[1][:, :, 34, 0] = score
-    visible = (torch.arange(35) != 34).expand(33, 35)
+    given = [x.to(dtype).double() for x in (
+        torch.rand(2, 2, 34, 16), torch.rand(2, 2, 34, 16), torch.randn(2, 2, 34, 16)
+    )]  # fmt: skip
+    which, at, number = WITHOUT_A_NUMBER[place]
+    given[which][at] = number
+    visible = (torch.arange(34) != 33).expand(34, 34)
+    plain = [each.to(dtype) for each in given]
     compiled = torch.compile(fn, backend=backend_name, dynamic=False)
-    exact = fn(*(each.double() for each in given), visible)
-    assert not check_tensor(compiled(*given, visible), fn(*given, visible), exact, Rule())
-    check_training(fn, given, visible, backend_name)
+    exact = fn(*given, visible)
+    assert not check_tensor(
+        compiled(*plain, visible), fn(*plain, visible), exact, Rule(strides=False)
+    )
+    check_training(fn, given, visible, backend_name, dtype)
 
 
 def check_gradients(rows: int, keys: int, largest: float, backend_name: str, rule: Rule) -> None:

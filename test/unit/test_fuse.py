@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 import torch.utils.checkpoint
-from support.graphs import capture, rewrite
+from support.graphs import apply, capture, rewrite
 from torch import Tensor, nn
 
 from dicp.compare import Rule, check_tensor
+from dicp.dynamo_bridge.attention.training import TRAINING_ATTENTION
 from dicp.dynamo_bridge.backend import Backend
 from dicp.dynamo_bridge.fuse.families import FAMILIES, FUSE
 from dicp.dynamo_bridge.passes.canonicalize import CANONICALIZE
+from dicp.fused_attention import ANY_ATTENTION
 
 pytestmark = pytest.mark.sweep
 
@@ -34,6 +37,14 @@ def fused(fn: Any, *args: Any, dynamic: bool | None = False, **options: Any) -> 
     (graph,) = capture(fn, *args, dynamic=dynamic, **options)
     counts, _ = rewrite(graph, PASSES, fusions=FAMILIES)
     return counts
+
+
+def fused_with_exact_masks(fn: Any, *args: Any, dynamic: bool) -> Any:
+    """The counts alone: PyTorch's own operator takes no mask of booleans."""
+    (graph,) = capture(fn, *args, dynamic=dynamic)
+    attention = replace(ANY_ATTENTION, exact_masks=True)
+    apply(graph, PASSES, fusions=FAMILIES, attention={"cpu": attention})
+    return graph.counts()
 
 
 def qkv(heads: int = 4, kv: int | None = None, dtype: torch.dtype = torch.float32) -> list[Tensor]:
@@ -85,7 +96,8 @@ def causal_added(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     "fn", [plain, transposed_inputs, unscaled, three_dims, spelled_out, causal_where, causal_added]
 )
 def test_attention_spellings(fn: Any, symbolic: bool) -> None:
-    counts = fused(fn, *qkv(), dynamic=symbolic)
+    fuse = fused_with_exact_masks if fn is causal_where and symbolic else fused
+    counts = fuse(fn, *qkv(), dynamic=symbolic)
     assert counts[ATTENTION] == 1
     assert not counts["aten.bmm.default"] and not counts["aten._softmax.default"]
 
@@ -93,7 +105,33 @@ def test_attention_spellings(fn: Any, symbolic: bool) -> None:
 @pytest.mark.parametrize("fn", [causal_where, causal_added])
 def test_attention_causal_is_recognised(fn: Any) -> None:
     counts = fused(fn, *qkv())
-    assert sum(counts.values()) <= 4, counts  # no mask is left
+    masks = ("aten.tril.default", "aten.le.Tensor", "aten.arange.start_step")
+    assert counts[ATTENTION] == 1 and not any(counts[name] for name in masks), counts
+
+
+@pytest.mark.parametrize("fn", [causal_where, causal_added])
+@pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf])
+def test_a_mask_that_becomes_the_causal_flag_keeps_its_effect(fn: Any, number: float) -> None:
+    """An added mask leaves NaN in all rows that have a score of NaN or +inf."""
+    q, k, v = qkv()
+    k[1, :, -1, 2] = number
+    assert fused(fn, q, k, v)[ATTENTION] == 1
+
+
+def test_gradients_of_a_mask_that_becomes_the_causal_flag() -> None:
+    """NaN of a row reaches all keys, also those that PyTorch's operator skips for it."""
+    q, k, v = (torch.randn(1, 3, 600, 8, requires_grad=True) for _ in "qkv")
+    with torch.no_grad():
+        q[0, 1, 5, 2] = math.nan
+        k[0, 2, -1, 2] = math.nan
+    kept = [aten._softmax_backward_data.default]
+    joint, *_ = capture(causal_added, q, k, v, train=True, keep=kept)
+    before = [joint.run(dtype) for dtype in (torch.float32, torch.float64)]
+    apply(joint, [TRAINING_ATTENTION, CANONICALIZE], fusions=FAMILIES)
+    assert joint.counts()[ATTENTION] == 1
+    results = (torch.utils._pytree.tree_leaves(x) for x in (before[0], joint.run(), before[1]))
+    for eager, mine, real in zip(*results, strict=True):
+        assert not check_tensor(mine, eager, real, Rule(strides=False))
 
 
 @symbolic
@@ -121,7 +159,9 @@ def test_attention_boolean_mask_keeps_nan_rows(fill: float, symbolic: bool) -> N
 
     keep = torch.rand(3, 1, 18, 18) > 0.3
     keep[:, :, 3] = False
-    assert fused(fn, *qkv(), keep, dynamic=symbolic)[ATTENTION] == 1
+    assert fused_with_exact_masks(fn, *qkv(), keep, dynamic=symbolic)[ATTENTION] == 1
+    unfused = fused(fn, *qkv(), keep, dynamic=symbolic)
+    assert not unfused[ATTENTION], "it would add the mask to scores that the mask replaces"
 
 
 def test_attention_of_strides_that_allow_no_view() -> None:

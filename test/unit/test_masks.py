@@ -34,12 +34,17 @@ def attention_of(gm: fx.GraphModule) -> fx.Node:
 
 
 @pytest.mark.parametrize("grad", [False, True], ids=["inference", "training"])
-def test_a_constant_lower_triangle_is_a_flag(grad: bool) -> None:
-    target = record(lower_triangle, *qkv(grad=grad))
-    nodes = [attention_of(gm) for gm in target._graphs]
+@pytest.mark.parametrize("exact", [False, True], ids=["alone", "beside_the_mask"])
+def test_a_constant_lower_triangle_is_a_flag(exact: bool, grad: bool) -> None:
+    target = Recorder()
+    attention = dataclasses.replace(target.facts.attention["cpu"], exact_masks=exact)
+    target.facts = dataclasses.replace(target.facts, attention={"cpu": attention})
+    nodes = [
+        attention_of(gm) for gm in record(lower_triangle, *qkv(grad=grad), target=target)._graphs
+    ]
     assert len(nodes) == (2 if grad else 1)
     for node in nodes:
-        assert node.args[-1] is True and "attn_mask" not in node.kwargs
+        assert node.args[-1] is True and ("attn_mask" in node.kwargs) == exact
 
 
 @pytest.mark.parametrize("fn", [window, lower_triangle])

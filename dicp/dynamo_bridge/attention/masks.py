@@ -1,7 +1,8 @@
 """Simpler attention masks, for the fused operator and for its gradient.
 
 A constant mask that hides the keys after each query, and no others, becomes the operator's own
-causal flag. The backward graph rematerializes a mask that booleans select (0 or -inf): forward
+causal flag, beside which the mask stays where the operator then adds it to NaN and infinite scores.
+The backward graph rematerializes a mask that booleans select (0 or -inf): forward
 saves the booleans, which are smaller and which a target's fused gradient can read.
 """
 
@@ -13,6 +14,7 @@ import torch
 from torch import fx
 
 from dicp.dynamo_bridge.analysis.values import value_of
+from dicp.dynamo_bridge.attention.forward import attention_on
 from dicp.dynamo_bridge.attention.mask_values import is_causal_mask
 from dicp.dynamo_bridge.passes.base import Pass, PassContext
 from dicp.dynamo_bridge.passes.redundancy import remove_dead
@@ -43,10 +45,10 @@ def plain_masks(gm: fx.GraphModule, context: PassContext) -> bool:
             mask = node.kwargs.get("attn_mask")
             if not isinstance(mask, fx.Node):
                 continue
+            exact = attention_on(context, node.args[_position(node, "query")]).exact_masks
             if _is_constant_causal(node, mask):
-                _set_causal(node)
-                changed = True
-            elif context.kind == "joint":
+                changed |= _set_causal(node, keep_mask=exact)
+            if "attn_mask" in node.kwargs and context.kind == "joint":
                 _rematerialize(mask)
     if changed:
         remove_dead(gm.graph)
@@ -60,11 +62,16 @@ def _is_constant_causal(node: fx.Node, mask: fx.Node) -> bool:
         return is_causal_mask(mask, q, k)
 
 
-def _set_causal(node: fx.Node) -> None:
+def _set_causal(node: fx.Node, keep_mask: bool) -> bool:
+    """Sets the causal flag, in place of the mask or beside it; true if it was not set."""
     position = _position(node, "is_causal")
+    if node.args[position:] == (True,):
+        return False
     args: list[Any] = [*node.args[:position], *([0.0] * (position - len(node.args)))]
     node.args = (*args, True)
-    node.kwargs = {name: v for name, v in node.kwargs.items() if name != "attn_mask"}
+    if not keep_mask:
+        node.kwargs = {name: v for name, v in node.kwargs.items() if name != "attn_mask"}
+    return True
 
 
 def _position(node: fx.Node, name: str) -> int:

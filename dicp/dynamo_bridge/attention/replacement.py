@@ -85,7 +85,7 @@ def operands(
     rw: Rewriter, q: fx.Node, kt: fx.Node, v: fx.Node, grouped: bool = False
 ) -> tuple[fx.Node, fx.Node, fx.Node] | None:
     """Queries, keys and values in four dimensions; None where keys and values differ in size, and
-    where the fused operator would give 0 for rows of NaN, or add a mask that replaces scores.
+    where the fused operator would give 0 for rows of NaN.
 
     `grouped`: take keys and values before they were repeated for grouped heads.
     """
@@ -98,9 +98,7 @@ def operands(
     if not same_sizes(k, v):
         return None
     q = _batched(rw, q)
-    marks = _marks_hidden_rows(rw, q, k, v)
-    exact = attention_on(rw.context, q).boolean_masks or not _hides(rw.match)
-    return None if marks is False or (marks and not exact) else (q, k, v)
+    return None if _marks_hidden_rows(rw, q, k, v) is False else (q, k, v)
 
 
 def _marks_hidden_rows(rw: Rewriter, q: fx.Node, k: fx.Node, v: fx.Node) -> bool | None:
@@ -110,7 +108,8 @@ def _marks_hidden_rows(rw: Rewriter, q: fx.Node, k: fx.Node, v: fx.Node) -> bool
 
 @dataclass(frozen=True, eq=False)
 class ScoreMask:
-    """What is added to the scores: a tensor in four dimensions, or the causal mask as a flag."""
+    """What is added to the scores: a tensor in four dimensions, the causal mask as a flag, or both
+    where the fused operators take both."""
 
     bias: fx.Node | None
     causal: bool
@@ -118,16 +117,27 @@ class ScoreMask:
     """Whether some row may have -inf added to every score."""
     has_visible_key: bool = True
     """Whether every row provably has a key that neither -inf nor a number below HUGE hides."""
+    replaced: tuple[fx.Node, fx.Node] | None = None
+    """Queries and keys, where the causal flag replaces scores to which eager adds the mask."""
 
 
-def mask_of(
-    rw: Rewriter, found: tuple[fx.Node, fx.Node, fx.Node]
-) -> ScoreMask | None:  # fmt: skip
-    """The mask of a fused call; None where rounding it to the queries' dtype changes its effect."""
+def mask_of(rw: Rewriter, found: tuple[fx.Node, fx.Node, fx.Node]) -> ScoreMask | None:
+    """The mask of a fused call; None where the fused operators would change its effect: by adding
+    it where it replaces scores, or by rounding it to the queries' dtype."""
     q, k, _ = found
-    bias = _as_bias(rw, q)
-    if bias is None or is_causal_mask(bias, q, k):
-        return ScoreMask(None, bias is not None, False)
+    bias, fill = _as_bias(rw, q), fill_of(rw.match)
+    if bias is None:
+        return ScoreMask(None, False, False)
+    exact = attention_on(rw.context, q).exact_masks
+    if is_causal_mask(bias, q, k):
+        if exact:
+            return ScoreMask(_four_dims(rw, bias), True, False)
+        if fill is not None:
+            return ScoreMask(None, True, False)
+        grouped = (sizes_of(q) or ())[:2] != (sizes_of(k) or ())[:2]
+        return None if grouped else ScoreMask(None, True, False, replaced=(q, k))
+    if fill is not None and not exact:
+        return None
     if _narrower(rw, bias, q) and not is_roundable(bias, value_of(q).dtype):
         return None
     return ScoreMask(_four_dims(rw, bias), False, not has_finite_entry(bias), has_visible_key(bias))
@@ -151,7 +161,7 @@ def as_required(rw: Rewriter, bias: fx.Node | None, q: fx.Node) -> fx.Node | Non
     """The mask with the dtype and last stride that the fused operators require."""
     value = value_of(q)
     attention = attention_on(rw.context, q)
-    if bias is not None and attention.boolean_masks and _hides(rw.match):
+    if bias is not None and attention.exact_masks and fill_of(rw.match) is not None:
         return _visible(rw)
     if bias is None or attention.any_mask:
         return bias
@@ -278,15 +288,14 @@ def _as_bias(rw: Rewriter, q: fx.Node) -> fx.Node | None:
     return rw(aten.where.self, inverted_mask, low, zero)
 
 
-def _hides(match: Match) -> bool:
-    """Whether a boolean mask replaces scores by -inf."""
-    return fill_of(match) == -math.inf
-
-
 def _visible(rw: Rewriter) -> fx.Node:
-    """Where the boolean mask that the match binds leaves scores as they are."""
+    """Where the boolean mask that the match binds leaves scores as they are; of uint8 where it
+    replaces others by a finite number."""
     mask, inverted_mask = (rw.match.bound.get(name) for name in ("mask", "inverted_mask"))
-    return _four_dims(rw, rw(aten.logical_not.default, inverted_mask) if mask is None else mask)
+    visible = rw(aten.logical_not.default, inverted_mask) if mask is None else mask
+    if fill_of(rw.match) != -math.inf:
+        visible = rw(prims.convert_element_type.default, visible, torch.uint8)
+    return _four_dims(rw, visible)
 
 
 def _four_dims(rw: Rewriter, bias: fx.Node) -> fx.Node:
@@ -296,7 +305,10 @@ def _four_dims(rw: Rewriter, bias: fx.Node) -> fx.Node:
 
 
 def nan_where_hidden(rw: Rewriter, rows: fx.Node, call: Any, mask: ScoreMask) -> fx.Node:
-    """`rows`, a result of the fused `call` or its gradient, with NaN where all scores are -inf."""
+    """`rows`, a result of the fused `call` or its gradient, with NaN where all scores are -inf, or
+    where eager adds the causal mask to a score of NaN or +inf."""
+    if mask.replaced is not None:
+        rows = _nan_where(rw, _spoiled(rw, *mask.replaced), rows)
     known = attention_on(rw.context, rows).marks_hidden_rows is not None  # of a single operator
     if known and _marks_hidden_rows(rw, *call.args[:3]):
         row_max = rw(aten.unsqueeze.default, rw(operator.getitem, call, 1), -1)
@@ -304,10 +316,24 @@ def nan_where_hidden(rw: Rewriter, rows: fx.Node, call: Any, mask: ScoreMask) ->
         row_max = rw(aten.amax.default, mask.bias, [-1], True)
     else:
         return rows
-    hidden = rw(aten.eq.Scalar, row_max, float("-inf"))
+    return _nan_where(rw, rw(aten.eq.Scalar, row_max, float("-inf")), rows)
+
+
+def _spoiled(rw: Rewriter, q: fx.Node, k: fx.Node) -> fx.Node:
+    """Whether a row has a score of NaN or +inf: one of its products with a number of some key is.
+    The largest of these is that with the largest or with the smallest number in the column."""
+    dtype = torch.promote_types(value_of(q).dtype, torch.float32)
+    ends = [rw(end, k, [2], True) for end in (aten.amax.default, aten.amin.default)]
+    wide = [rw(prims.convert_element_type.default, x, dtype) for x in (q, *ends)]
+    products = [rw(aten.mul.Tensor, wide[0], end) for end in wide[1:]]
+    largest = rw(aten.amax.default, rw(aten.maximum.default, *products), [-1], True)
+    return rw(aten.logical_not.default, rw(aten.lt.Scalar, largest, math.inf))
+
+
+def _nan_where(rw: Rewriter, test: fx.Node, rows: fx.Node) -> fx.Node:
     value = value_of(rows)
-    nan = rw(aten.full.default, [], float("nan"), dtype=value.dtype, device=value.device)
-    return rw(aten.where.self, hidden, nan, rows)
+    nan = rw(aten.full.default, [], math.nan, dtype=value.dtype, device=value.device)
+    return rw(aten.where.self, test, nan, rows)
 
 
 def with_fewer_heads(rw: Rewriter, q: fx.Node, k: fx.Node, v: fx.Node) -> fx.Node:

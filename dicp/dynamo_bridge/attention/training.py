@@ -417,10 +417,15 @@ def _fused(pair: _Pair, forward: Rewriter, backward: Rewriter) -> list[fx.Node] 
         grad = _divided_among_maxima(backward, grad, mask.bias)
     back_op, args, kwargs = gradient_arguments(forward, call, grad, wanted)
     results = backward(back_op, *args, **kwargs)
+    slopes = [backward(operator.getitem, results, k) for k in range(3)]
+    if mask.replaced is not None:  # every key has a weight of NaN in a row of NaN
+        zeros = backward(aten.mul.Scalar, grad, 0.0)
+        spoiled = backward(aten.sum.dim_IntList, zeros, [2], True)
+        slopes[1:] = [backward(aten.add.Tensor, x, spoiled) for x in slopes[1:]]
     for node in (call, *call.users):
         saved_for_backward(node)
     gradients = [
-        _shaped(backward, backward(operator.getitem, results, k), pair.out, transposed=k == 1)
+        _shaped(backward, slopes[k], pair.out, transposed=k == 1)
         for k, node in enumerate((pair.dq, pair.dk, pair.dv)) if node is not None
     ]  # fmt: skip
     if wanted:

@@ -25,13 +25,17 @@ def _scores(
     factor = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
     scores = g.mul(g.wide(_product(g, q, _transposed(g, k))), factor)
     if is_causal:
-        inside = g.op("Tril", g.full(scores.shape[-2:], 1, torch.int32), diagonal=0)
-        scores = g.where(g.truth(inside), scores, -math.inf, scores.dtype)
+        scores = g.where(_inside(g, scores), scores, -math.inf, scores.dtype)
     if mask is not None and mask.dtype == torch.bool:
         scores = g.where(mask, scores, -math.inf, scores.dtype)
     elif mask is not None:
         scores = g.op("Add", scores, g.cast(mask, scores.dtype))
     return scores, factor
+
+
+def _inside(g: Ops, scores: Value) -> Value:
+    """Whether the query sees the key under the causal flag."""
+    return g.truth(g.op("Tril", g.full(scores.shape[-2:], 1, torch.int32), diagonal=0))
 
 
 def _product(g: Ops, x: Value, y: Value) -> Value:
@@ -105,6 +109,8 @@ def attention_backward(
     k, v = (_per_query(g, t, q) for t in shared)
     scores, factor = _scores(g, q, k, is_causal, attn_mask, scale)
     probabilities = _probabilities(g, scores)
+    if is_causal:  # in eager, rows of NaN give other keys no weight, too
+        probabilities = g.where(_inside(g, scores), probabilities, 0.0, scores.dtype)
     dy, q, k, v = (g.wide(t) for t in (dy, q, k, v))
     inner = _product(g, dy, _transposed(g, v))
     delta = g.reduce("ReduceSum", g.op("Mul", probabilities, inner), [3], True)

@@ -68,13 +68,15 @@ def rows_of(lw: Lowering, value: Value) -> Ref:
 def plain_attention(op: Any) -> Any:
     """A rule that calls attention `op`, which assumes a last stride of 1.
 
-    Layouts are assigned after attention was found: an operand may have been converted since.
+    Layouts are assigned after attention was found: an operand may have been converted since. A mask
+    beside the causal flag hides the same keys, and more exactly.
     """
 
     def lowered(lw: Lowering, *args: Any, attn_mask: Any = None, **kwargs: Any) -> Any:
         rows = [rows_of(lw, each) if isinstance(each, Value) else each for each in args]
         if attn_mask is not None:
             kwargs["attn_mask"] = rows_of(lw, attn_mask)
+            rows = [False if each is True else each for each in rows]
         return plain(op)(lw, *rows, **kwargs)
 
     return lowered

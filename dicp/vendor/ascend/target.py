@@ -30,7 +30,6 @@ from dicp.vendor.ascend.layout import with_formats
 from dicp.vendor.ascend.probe import EVERY_OPERATOR, Installed, probed
 from dicp.vendor.ascend.prototypes import DTYPES, PROTOTYPES
 from dicp.vendor.ascend.rules import RULES
-from dicp.vendor.ascend.rules.attention import are_tiled
 from dicp.vendor.ascend.rules.core import Ge
 from dicp.vendor.ascend.runtime import Driver, Model
 from dicp.vendor.ascend.sink import sunk
@@ -51,13 +50,13 @@ UNLISTED = tuple(
 HOST_TENSORS = "a tensor of the host, where there is a device; runs_on='device' has it copied"
 
 
-def _marks_hidden_rows(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> bool | None:
-    """Products and a softmax do (rules/attention.py). It is not known of GE's fused operators, of
-    which those for inference have no second result."""
-    return None if are_tiled(q, k) else True
+def _marks_hidden_rows(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> bool:
+    """Products and a softmax do (rules/attention.py), and GE's fused operator for training, if the
+    maximum that it returns for a row of -inf is -inf."""
+    return True
 
 
-ATTENTION = replace(ANY_ATTENTION, marks_hidden_rows=_marks_hidden_rows)
+ATTENTION = replace(ANY_ATTENTION, exact_masks=True, marks_hidden_rows=_marks_hidden_rows)
 
 
 class AscendTarget(GraphTarget):

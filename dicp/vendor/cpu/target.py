@@ -86,7 +86,7 @@ def _marks_hidden_rows(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> boo
     return has_feature(WIDE_VECTORS) and is_taken(q, k, v) and are_attended(q, k, v)
 
 
-ATTENTION = replace(ANY_ATTENTION, boolean_masks=True, marks_hidden_rows=_marks_hidden_rows)
+ATTENTION = replace(ANY_ATTENTION, exact_masks=True, marks_hidden_rows=_marks_hidden_rows)
 
 
 class CpuLowering(Lowering):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -68,9 +68,13 @@ def attention_backward(
         return _training_backward(g, dy, q, k, v, out, logsum, factor, hidden)
     scores = _scores(g, q, k, is_causal, attn_mask, factor)
     weights, total, shift = _probabilities(g, scores)
-    if attn_mask is not None:
+    if is_causal and attn_mask is None:  # in eager, rows of NaN give other keys no weight, too
+        above = above_diagonal(g, q.shape[2], k.shape[2])
+        weights = g.where(above, 0.0, weights, weights.dtype)
+    if attn_mask is not None and not _replaces(attn_mask):
         dy = g.mul(g.wide(dy), _counts(g, total, shift))
-    return _gradients(g, dy, q, k, v, factor, weights)
+    visible = attn_mask if attn_mask is not None and _replaces(attn_mask) else None
+    return _gradients(g, dy, q, k, v, factor, weights, visible)
 
 
 # ---- what the fused operators take ---------------------------------------------------------------
@@ -106,11 +110,13 @@ def are_tiled(q: Value | torch.Tensor, k: Value | torch.Tensor) -> bool:
 class Hidden:
     """The keys that queries do not see. `mask` is true for those, of the scores' sizes, and false
     throughout a row that sees none: `blind` is true for such rows. `after` is how many rows on a
-    query may look."""
+    query may look. `spoiled` is true for rows that are NaN since the mask is added to a score of
+    NaN or +inf, which the fused operators replace."""
 
     mask: Value | None = None
     blind: Value | None = None
     after: int = EVERY_TOKEN
+    spoiled: Value | None = None
 
     @property
     def per_head(self) -> bool:
@@ -118,11 +124,15 @@ class Hidden:
 
 
 def _hidden(g: Ge, q: Value, k: Value, is_causal: bool, mask: Value | None) -> Hidden | None:
-    """The mask as the fused operators take it; None for one that adds to the scores."""
+    """The mask as the fused operators take it; None for one that adds to the scores, or replaces
+    them by a finite number."""
     rows, columns = q.shape[2], k.shape[2]
+    spoiled = None if mask is None or _replaces(mask) else _spoiled(g, q, k)
+    if mask is not None and mask.dtype == torch.uint8:
+        return None
     if is_causal:
         after = 0 if g.same(rows, columns) else EVERY_TOKEN
-        return Hidden(above_diagonal(g, rows, columns), None, after)
+        return Hidden(above_diagonal(g, rows, columns), None, after, spoiled)
     if mask is None:
         return Hidden()
     drop = _left_out(g, mask)
@@ -135,7 +145,21 @@ def _hidden(g: Ge, q: Value, k: Value, is_causal: bool, mask: Value | None) -> H
         return Hidden(g.op("LogicalAnd", whole, g.op("LogicalNot", blind)), blind)
 
     hidden: Hidden = g.once(("hidden", mask, g.ints([rows, columns])), made)
-    return hidden
+    return replace(hidden, spoiled=spoiled)
+
+
+def _spoiled(g: Ge, q: Value, k: Value) -> Value:
+    """Whether a row has a score of NaN or +inf: one of its products with a number of some key is.
+    The largest of these is that with the largest or with the smallest number in the column."""
+
+    def made() -> Value:
+        ends = [g.reduce(f"Reduce{end}", g.wide(k), [2], True) for end in ("Max", "Min")]
+        products = [g.mul(g.wide(q), _for_heads(g, end, q)) for end in ends]
+        largest = g.reduce("ReduceMax", g.op("Maximum", *products), [3], True)
+        return g.op("LogicalNot", g.op("Less", largest, g.number(math.inf, largest.dtype)))
+
+    spoiled: Value = g.once(("spoiled", q, k), made)
+    return spoiled
 
 
 def _left_out(g: Ge, mask: Value) -> Value | None:
@@ -192,12 +216,14 @@ def _inference(
     else:
         reach = {"pre_tokens": EVERY_TOKEN, "next_tokens": hidden.after}
         out = g.op(kind, q, k, v, None, hidden.mask, **attrs, **reach)
-    return _zero_where_blind(g, out, hidden)
+    return _mended(g, out, hidden, 0.0)
 
 
-def _zero_where_blind(g: Ge, out: Value, hidden: Hidden) -> Value:
-    """A row that sees no key is zero."""
-    return out if hidden.blind is None else g.where(hidden.blind, 0.0, out, out.dtype)
+def _mended(g: Ge, rows: Value, hidden: Hidden, of_blind: float) -> Value:
+    """A result of fused attention, where a row that sees no key has the value `of_blind`."""
+    if hidden.blind is not None:
+        rows = g.where(hidden.blind, of_blind, rows, rows.dtype)
+    return rows if hidden.spoiled is None else g.where(hidden.spoiled, math.nan, rows, rows.dtype)
 
 
 def _training_attrs(q: Value, factor: float, hidden: Hidden) -> dict[str, Any]:
@@ -213,10 +239,11 @@ def _training(
     attrs = _training_attrs(q, factor, hidden)
     largest, total, _, out = g.ops(TRAINING, q, k, v, None, None, None, hidden.mask, **attrs)
     first = [g.slice(statistic, 3, 0, 1) for statistic in (largest, total)]
-    logsum = g.add(g.op("Log", first[1]), first[0])
-    if hidden.blind is not None:
-        logsum = g.where(hidden.blind, -math.inf, logsum, logsum.dtype)
-    return _zero_where_blind(g, out, hidden), g.squeeze(logsum, [3])
+    none = without_keys(g, first[0])
+    blind = none if hidden.blind is None else g.op("LogicalOr", none, hidden.blind)
+    hidden = replace(hidden, blind=blind)
+    logsum = _mended(g, g.add(g.op("Log", first[1]), first[0]), hidden, -math.inf)
+    return _mended(g, out, hidden, 0.0), g.squeeze(logsum, [3])
 
 
 def _training_backward(
@@ -225,8 +252,7 @@ def _training_backward(
 ) -> tuple[Value, Value, Value]:  # fmt: skip
     """exp(s - max) / sum = exp(s - logsum) / 1; a logsum without bound makes a row's weights 0."""
     logsum = g.unsqueeze(g.cast(logsum, torch.float32), 3)
-    if hidden.blind is not None:
-        logsum = g.where(hidden.blind, LARGEST, logsum, logsum.dtype)
+    logsum = g.where(without_keys(g, logsum), LARGEST, logsum, logsum.dtype)
     shape = [*q.shape[:3], COPIES]
     largest, total = g.broadcast(logsum, shape), g.full(shape, 1, torch.float32)
     dq, dk, dv, _ = g.ops(
@@ -263,14 +289,21 @@ def _scores(g: Ge, q: Value, k: Value, is_causal: bool, mask: Value | None, fact
     k = _for_heads(g, k, q)
     scaled = g.mul(g.wide(q), factor)
     scores = _product(g, scaled, g.transpose(g.wide(k), [0, 1, 3, 2]))
-    if is_causal:
+    if is_causal and mask is None:
         above = above_diagonal(g, q.shape[2], k.shape[2])
         scores = g.where(above, -math.inf, scores, scores.dtype)
-    if mask is not None and mask.dtype == torch.bool:
-        scores = g.where(mask, scores, -math.inf, scores.dtype)
+    if mask is not None and _replaces(mask):
+        other = -math.inf if mask.dtype == torch.bool else torch.finfo(scores.dtype).min
+        scores = g.where(g.truth(mask), scores, other, scores.dtype)
     elif mask is not None:
         scores = g.add(scores, g.cast(mask, scores.dtype))
     return scores
+
+
+def _replaces(mask: Value) -> bool:
+    """Whether the mask tells where scores are visible: it replaces others, by -inf if it is of
+    booleans, else by the lowest number."""
+    return mask.dtype in (torch.bool, torch.uint8)
 
 
 def _for_heads(g: Ge, x: Value, q: Value) -> Value:
@@ -308,9 +341,10 @@ def _product(g: Ge, x: Value, y: Value) -> Value:
 
 
 def _gradients(
-    g: Ge, dy: Value, q: Value, k: Value, v: Value, factor: float, weights: Value
-) -> tuple[Value, Value, Value]:
-    """ds = p (dy v' - sum(p dy v')), with the probabilities p.
+    g: Ge, dy: Value, q: Value, k: Value, v: Value, factor: float, weights: Value,
+    visible: Value | None,
+) -> tuple[Value, Value, Value]:  # fmt: skip
+    """ds = p (dy v' - sum(p dy v')), with the probabilities p, and 0 for scores that are replaced.
 
     Neither exp(s - logsum), which is off by the rounding error of a large `logsum`, nor
     sum(dy out), which is not that of the same products where one key has all of the weight.
@@ -321,6 +355,8 @@ def _gradients(
     dweights = _product(g, wide_dy, g.transpose(values, [0, 1, 3, 2]))
     inner = g.reduce("ReduceSum", g.mul(weights, dweights), [3], True)
     dscores = g.mul(weights, g.sub(dweights, inner))
+    if visible is not None:
+        dscores = g.where(g.truth(visible), dscores, 0.0, dscores.dtype)
     dq = g.mul(_product(g, dscores, keys), factor)
     dk = _product(g, g.transpose(dscores, [0, 1, 3, 2]), g.wide(q))
     dk = g.mul(dk, factor)

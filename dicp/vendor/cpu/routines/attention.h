@@ -14,13 +14,32 @@ template <class C>
 constexpr int64_t d_whole = d_panel % d_tile_rows<C>::most ? 3 * d_panel : d_panel;
 static_assert(d_whole<float> % d_rows == 0 && d_keys % d_whole<float> == 0, "tiles of keys");
 
-// What a mask's values are: added to the scores, or whether a key is visible.
-enum d_mask_values { d_mask_float, d_mask_narrow, d_mask_bool };
+// What a mask's values are: numbers that are added to the scores, or whether a key is visible. The
+// scores of other keys are replaced by -inf or by the lowest number.
+enum d_mask_values { d_mask_float, d_mask_narrow, d_mask_bool, d_mask_lowest };
+
+// Products of numbers up to this one, and sums of as many as a head has, are finite.
+constexpr float d_moderate = 1099511627776;  // 2^40
 
 template <class T> struct d_heads {
   T* data;
   int64_t batch, head, row;
   T* at(int64_t b, int64_t h) const { return data + b * batch + h * head; }
+  // Whether no number is NaN, infinite or so large that products of it may be infinite.
+  bool is_moderate(int64_t batches, int64_t heads, int64_t rows, int64_t width) const {
+    int64_t large = 0;
+#pragma omp parallel for collapse(2) reduction(+ : large) if (batches * heads > 1)
+    for (int64_t b = 0; b < batches; ++b)
+      for (int64_t h = 0; h < heads; ++h)
+        for (int64_t i = 0; i < rows; ++i) {
+          const T* x = at(b, h) + i * row;
+          int count = 0;
+#pragma omp simd reduction(+ : count)
+          for (int64_t j = 0; j < width; ++j) count += !(d_abs(d_wide(x[j])) <= d_moderate);
+          large += count;
+        }
+    return !large;
+  }
 };
 
 // The sizes in the order of the arguments, then the steps of every tensor.
@@ -30,6 +49,7 @@ template <class T> struct d_attention {
   d_heads<const T> q, k, v;
   const void* mask;
   int64_t mask_values;  // a d_mask_values; the narrow ones are of type T
+  bool skips = true;    // whether keys after the last query of a block are left out
   int64_t mask_batch, mask_head, mask_row, mask_key;
   const int64_t* rest;
 
@@ -54,11 +74,24 @@ template <class T> struct d_attention {
     rest += 3;
     return found;
   }
+  bool is_moderate() const {
+    return q.is_moderate(batches, heads, rows, depth) &&
+           k.is_moderate(batches, heads / groups, keys, depth) &&
+           v.is_moderate(batches, heads / groups, keys, width);
+  }
+  // A mask beside the causal flag hides the keys after each query, and no others. Where all numbers
+  // are moderate, these keys change nothing and are skipped; elsewhere the mask is applied.
+  void choose_mask(bool moderate) {
+    if (moderate)
+      mask = nullptr;
+    else
+      causal = 0;
+  }
   int64_t padded_keys() const { return d_round_up(keys, d_panel); }
   int64_t padded_depth() const { return d_round_up(depth, d_panel); }
   int64_t padded_width() const { return d_round_up(width, d_panel); }
   // Number of keys that are visible to rows before `end`.
-  int64_t seen(int64_t end) const { return causal ? d_least(end, keys) : keys; }
+  int64_t seen(int64_t end) const { return causal && skips ? d_least(end, keys) : keys; }
   // Scales the scores of one row and adds its mask, in place.
   template <class M> void add(const M* m, float* score, int64_t n) const {
     if (mask_key == 1) {
@@ -84,17 +117,19 @@ template <class T> struct d_attention {
   float add_mask(float* score, int64_t b, int64_t h, int64_t row, int64_t from, int64_t n) const {
     if (!mask) return scale;
     const int64_t at = mask_at(b, h, row, from);
-    if (mask_values == d_mask_bool)
-      keep((const uint8_t*)mask + at, score, n, scale, -d_inff);
+    if (replaces())
+      keep((const uint8_t*)mask + at, score, n, scale,
+           mask_values == d_mask_bool ? -d_inff : -__FLT_MAX__);
     else if (mask_values == d_mask_narrow)
       add((const T*)mask + at, score, n);
     else
       add((const float*)mask + at, score, n);
     return 1;
   }
-  // No gradient flows to a score that a boolean replaced, also where its row is NaN.
+  bool replaces() const { return mask_values == d_mask_bool || mask_values == d_mask_lowest; }
+  // No gradient flows to a score that the mask replaced, also where its row is NaN.
   void hide(float* slope, int64_t b, int64_t h, int64_t row, int64_t from, int64_t n) const {
-    if (!mask || mask_values != d_mask_bool) return;
+    if (!mask || !replaces()) return;
     keep((const uint8_t*)mask + mask_at(b, h, row, from), slope, n, 1, 0);
   }
   int64_t mask_at(int64_t b, int64_t h, int64_t row, int64_t key) const {
@@ -254,6 +289,7 @@ template <class T>
 static void d_attention_forward(void** args, const int64_t* sizes, bool masked) {
   typedef d_cell<T> cell;
   d_attention<T> a(args, sizes, masked);
+  if (a.causal && a.mask) a.choose_mask(a.is_moderate());
   const auto out = a.template next<T>(args[3 + masked]);
   const auto sums = a.template next<float>(args[4 + masked]);
   constexpr int64_t block = d_tile_rows<cell>::block;
@@ -339,10 +375,12 @@ template <class T> struct d_backward {
       const int64_t here = a.causal ? d_least(n, first + i + 1 - from) : n;
       return here > 0 && i < count ? here : 0;
     };
+    // Whether added mask values absorb the scores of a row with this log-sum-exp.
+    const auto absorbed = [&](float base) { return base <= d_hidden && !a.replaces(); };
     bool many = false;
     for (int64_t i = 0; i < count; ++i) {
       inverse[i] = 1;
-      exact[i] = end > d_keys && d_abs(base[i]) > d_large_of_many<T> && base[i] > d_hidden;
+      exact[i] = end > d_keys && d_abs(base[i]) > d_large_of_many<T> && !absorbed(base[i]);
       many |= exact[i];
     }
     if (many) {
@@ -373,7 +411,7 @@ template <class T> struct d_backward {
         float *weight = weights + i * d_keys, *slope = slopes + i * d_keys;
         const int64_t here = visible(i, from, n);
         const float factor = a.add_mask(weight, b, h, first + i, from, here);
-        if (here && end <= d_keys && d_abs(base[i]) > d_large && base[i] > d_hidden) {
+        if (here && end <= d_keys && d_abs(base[i]) > d_large && !absorbed(base[i])) {
           d_exact_slopes(weight, slope, here, factor);
         } else {
 #pragma omp simd
@@ -384,7 +422,10 @@ template <class T> struct d_backward {
         }
         a.hide(slope, b, h, first + i, from, here);
         d_clear(weight, here, whole);
-        d_clear(slope, here, whole);
+        // A key that the causal flag hides has the weight 0, which leaves NaN as it is.
+        const int64_t hidden = a.skips || i >= count ? here : n;
+        for (int64_t j = here; j < hidden; ++j) slope[j] = 0 * (slope[j] - shared[i]);
+        d_clear(slope, hidden, whole);
       }
       const cell* transposed = d_stack(weights, count, whole, stacked);
       d_tiles<stack::row, stack::step>(whole, width, stacks, transposed, grad_panels, stacks * d_panel, d_panel,
@@ -413,6 +454,10 @@ static void d_attention_backward(void** args, const int64_t* sizes, bool masked)
   d_attention<T> a(args, sizes, masked);
   const int at = 3 + masked;
   const auto grad = a.template next<const T>(args[at]);
+  if (a.causal) {
+    a.skips = grad.is_moderate(a.batches, a.heads, a.rows, a.width) && a.is_moderate();
+    if (a.mask) a.choose_mask(a.skips);
+  }
   const auto out = a.template next<const T>(args[at + 1]);
   const auto sums = a.template next<const float>(args[at + 2]);
   const auto grad_q = a.template next<T>(args[at + 3]), grad_k = a.template next<T>(args[at + 4]);

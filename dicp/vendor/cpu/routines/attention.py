@@ -16,6 +16,8 @@ from dicp.vendor.cpu.routines.common import Shaped, call, is_few, is_taken
 from dicp.vendor.cpu.thresholds import MAX_HEAD
 
 ATTENTION = RuleTable()
+_MASK_VALUES = {torch.float32: 0, torch.bool: 2, torch.uint8: 3}
+"""`d_mask_values` by dtype of the mask; 1 for any other."""
 
 
 def _number(value: float) -> int:
@@ -44,15 +46,14 @@ def _fits(lw: Lowering, q: Value, k: Value, v: Value, mask: Value | None, dropou
     """Whether the kernels support these operands."""
     if dropout or not (is_taken(q, k, v) and are_attended(q, k, v)):
         return False
-    dtypes = (q.dtype, torch.float32, torch.bool)
+    dtypes = (q.dtype, *_MASK_VALUES)
     return mask is None or (mask.dtype in dtypes and mask.ndim in (2, 4))
 
 
 def _problem(
     q: Value, k: Value, v: Value, mask: Value | None, causal: bool, scale: float | None
 ) -> list[Size]:
-    narrow = mask is not None and mask.dtype == q.dtype
-    values = 2 if mask is not None and mask.dtype == torch.bool else int(narrow)
+    values = 0 if mask is None else _MASK_VALUES.get(mask.dtype, 1)
     factor = q.shape[3] ** -0.5 if scale is None else scale  # type: ignore[operator]
     return [*q.shape[:2], k.shape[1], q.shape[2], k.shape[2], q.shape[3], v.shape[3],
             int(causal), _number(factor), values]  # fmt: skip
