@@ -66,6 +66,7 @@ template <class C = float> d_inline bool d_takes_short(int64_t left) {
 // in the heap. It belongs to the library and not to a thread, because a thread-local object with a
 // destructor would keep the library loaded for as long as the thread runs.
 constexpr int64_t d_line = 64;                     // bytes; the first line of a block holds its size
+constexpr uint64_t d_line_cells = d_line / sizeof(float);
 constexpr int64_t d_max_kept = 4 << 20;            // bytes for each thread of the team
 static int64_t* d_kept = nullptr;
 static thread_local int64_t d_lacking = 0;         // bytes that a routine could not allocate
@@ -265,14 +266,15 @@ template <class T> d_inline d_vec d_cells_of_row(const int8_t* at) {
 
 // ---- tiles ----------------------------------------------------------------------------------
 // The rows of A, with the steps between and along them, and the adjacent columns of B, with the step
-// between its rows.
+// between its rows. `next`: the rows of A to prefetch, or `a`.
 template <class C> struct d_tile_operands {
   const C* a;
   int64_t a_row, a_step;
   const C* b;
   int64_t b_step;
+  const C* next = a;
   d_tile_operands after(int64_t k) const {
-    return {a + k * a_step, a_row, a_step, b + k * b_step, b_step};
+    return {a + k * a_step, a_row, a_step, b + k * b_step, b_step, next + k * a_step};
   }
 };
 // keep(i, row i of A * B) for i < R; of V vectors.
@@ -289,6 +291,10 @@ d_inline void d_tile_of(int64_t depth, const d_tile_operands<C>& of, const K& ke
   for (int64_t k = 0; k < depth; ++k, b += b_step) {
     // Prefetches the next panel of B: its rows are too far apart for the hardware prefetcher.
     for (int v = 0; v < V; ++v) __builtin_prefetch(b + d_panel + v * d_lanes);
+    // One line of A in each step: a burst of prefetches would wait for memory. To the L2 cache, as rows
+    // that lie a power of two apart share few places of L1. More rows than a tile has cost nothing; a
+    // branch that leaves them out does.
+    __builtin_prefetch(of.next + (int64_t)(k % d_line_cells) * row + (int64_t)(k / d_line_cells * d_line_cells), 0, 2);
     const d_vec left = ((const d_vec*)b)[0], right = V == 2 ? ((const d_vec*)b)[1] : d_vec{};
 #pragma GCC unroll 16
     for (int i = 0; i < R; ++i) d_join<V>(sum[i], from[i / 3][i % 3 * row], left, right);

@@ -13,12 +13,16 @@ d_inline d_words d_numbers(const d_bf16* from, int64_t count) {
   asm("vmovdqu16 %1, %0%{%2%}%{z%}" : "=v"(all) : "m"(*(const d_words*)from), "Yk"(mask));
   return all;
 }
-// Up to d_lanes numbers as words, followed by zeros.
-d_inline d_words d_numbers_as_words(const d_bf16* from, int64_t count) {
-  d_words all;
-  const uint16_t mask = (uint16_t)((1u << count) - 1);
-  asm("vpmovzxwd %1, %0%{%2%}%{z%}" : "=v"(all) : "m"(*(const d_halfwords*)from), "Yk"(mask));
-  return all;
+// Indices for `d_select_halves`: of each pair of words, the half of the first one and that of the second;
+// half 0 has the low bits.
+d_inline d_words d_halves_of_words(int64_t first, int64_t second) {
+  d_words halves;
+  for (int i = 0; i < d_lanes; ++i) halves[i] = 2 * i + first + ((2 * i + second + d_panel) << 16);
+  return halves;
+}
+d_inline d_words d_select_halves(d_words halves, d_words first, d_words second) {
+  asm("vpermi2w %2, %1, %0" : "+v"(halves) : "v"(first), "v"(second));
+  return halves;
 }
 #endif
 
@@ -94,35 +98,21 @@ struct d_convolution_nhwc {
       __builtin_memcpy(to + c, &part, sizeof part);
     }
   }
-  // Packs a panel of filters: cells in the order of a patch. `rows` has room for a line of cells for
-  // each filter of the panel.
-  void panel(int64_t filter, int64_t wide, int64_t channel, int64_t some, d_pair* rows, d_pair* to) const {
+  // Packs a panel of filters: cells in the order of a patch. `words` has room for a column of cells for
+  // each filter of the panel: its numbers as they lie, the taps of a channel adjacent, in pairs.
+  void panel(int64_t filter, int64_t wide, int64_t channel, int64_t some, d_pair* words, d_pair* to) const {
     const int64_t count = taps(), cells = d_cells_of<d_bf16>(some);
-    for (int64_t f = 0; f < d_panel; ++f) {
-      const d_bf16* from = weights + ((filter + d_least(f, wide - 1)) * channels + channel) * count;
-      d_pair* line = rows + f * left_step;
-      for (int64_t c = 0; c < some; c += 2, from += 2 * count)  // pairs of channels, tap by tap
-        for (int64_t tap = 0, n; tap < count; tap += n, line += n) {
-          n = d_least(count - tap, d_lanes);
-          d_words pairs = d_numbers_as_words(from + tap, n);
-          if (c + 1 < some) pairs |= d_numbers_as_words(from + count + tap, n) << 16;
-          __builtin_memcpy(line, &pairs, sizeof pairs);
+    d_transpose(weights + (filter * channels + channel) * count, channels * count, wide, some * count, words,
+                d_panel);
+    for (int64_t tap = 0; tap < count; ++tap) {
+      const d_words halves = d_halves_of_words(tap % 2, (tap + count) % 2);
+      const d_pair *first = words + tap / 2 * d_panel, *second = words + (tap + count) / 2 * d_panel;
+      for (int64_t c = 0; c < some; c += 2, first += count * d_panel, second += count * d_panel)
+        for (int64_t f = 0; f < d_panel; f += d_lanes, to += d_lanes) {
+          const d_words pairs = d_select_halves(halves, *(const d_words*)(first + f),
+                                                c + 1 < some ? *(const d_words*)(second + f) : d_words{});
+          __builtin_memcpy(to, &pairs, sizeof pairs);
         }
-    }
-    for (int64_t k = 0, tap = 0, pair = 0; k < cells * count; k += d_lanes) {
-      d_pair* places[d_lanes];
-      for (int i = 0; i < d_lanes; ++i) {
-        places[i] = k + i < cells * count ? to + (tap * cells + pair) * d_panel : nullptr;
-        if (++tap == count) tap = 0, ++pair;
-      }
-      for (int64_t f = 0; f < d_panel; f += d_lanes) {
-        d_words square[d_lanes];
-        for (int i = 0; i < d_lanes; ++i)
-          __builtin_memcpy(&square[i], rows + (f + i) * left_step + k, sizeof(d_words));
-        d_transpose_words(square);
-        for (int i = 0; i < d_lanes; ++i)
-          if (places[i]) __builtin_memcpy(places[i] + f, &square[i], sizeof(d_words));
-      }
     }
   }
   // Whether a patch lies inside its image.

@@ -201,7 +201,7 @@ template <class T, bool by_columns = false, class W = T> struct d_products {
   void close(open_tile& open) const {
     if constexpr (d_on_tiles<cell>) close_rows(open, open.high);
   }
-  // Prefetches the rows of A of the next tiles: short rows end before the hardware prefetcher starts.
+  // Prefetches the rows of A of the next tiles.
   void prefetch(const T* line, int64_t left) const {
     constexpr int64_t step = d_line / sizeof(T);
     for (int64_t r = 0; r < d_least(left, tile_rows::most); ++r)
@@ -260,7 +260,10 @@ template <class T, bool by_columns = false, class W = T> struct d_products {
           d_lines(line, a.row, a.column, reads_a() ? high : left, numbers, copy, left_step);
         from.a = copy, from.a_row = left_step, from.a_step = 1;
       }
-      if (reads_a() && a.column == 1 && !parted()) prefetch(line + high * a.row, left - high);
+      // Short rows end before the hardware prefetcher starts.
+      const bool ahead = reads_a() && a.column == 1 && left > high;
+      if (d_on_tiles<cell> && ahead && !parted()) prefetch(line + high * a.row, left - high);
+      from.next = from.a + (ahead ? high * from.a_row : 0);
       float* sums = before + (parted() ? i * d_round_up(n, d_panel) : 0);
       row_of_tiles(most, row + i, high, column, n, done, part, from, panel, sums, at(out, i, 0), open);
     }
