@@ -9,6 +9,8 @@
 constexpr int64_t d_high = 512;   // rows of C that are enough for a task
 constexpr int64_t d_most_high = 4096;  // the same on tile registers: each task copies its columns of B
 constexpr int64_t d_most_parted = 1 << 15;  // most elements of C for which each thread has sums of its own
+constexpr int64_t d_sets = 4096;  // bytes between lines in one set of the L1 cache
+constexpr int64_t d_ways = 8;     // lines that a set surely holds
 constexpr int64_t d_few = 384;    // rows of C for which copying B costs more than it saves
 
 // A tile whose sums are complete, while the epilogue of its rows from `next` to `high` is not: on tile
@@ -42,8 +44,11 @@ template <class T, bool by_columns = false, class W = T> struct d_products {
   int64_t cells() const { return d_cells_of<T>(depth); }
   int64_t panels() const { return (columns + d_panel - 1) / d_panel; }
   bool parted() const { return cells() > most_depth; }
-  // Whether A is read in place: its elements, or pairs of them, are cells.
+  // Whether A is read in place: its elements, or pairs of them, are cells. A tile's rows in one set of
+  // the L1 cache are copied if several panels read them.
   bool reads_a() const {
+    const bool collide = !d_on_tiles<cell> && tile_rows::most > d_ways && a.row * sizeof(T) % d_sets == 0;
+    if (collide && panels() > 4) return false;
     if (d_held<cell> == 1) return sizeof(T) == sizeof(cell);
     return a.column == 1 && a.row % 2 == 0 && a.batch % 2 == 0 && depth % 2 == 0;
   }
