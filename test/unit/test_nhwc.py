@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from torch import Tensor
 
 from dicp import Backend
 from dicp.config import Config
+from dicp.vendor.cpu.routines import choice
 from dicp.vendor.cpu.toolchain import has_feature
 
 pytestmark = pytest.mark.skipif(
@@ -68,6 +70,94 @@ def test_odd_numbers_stay_off_the_padding(
     fn = convolved(options)
     got = torch.compile(fn, backend=Backend("cpu", cache_dir=tmp_path))(*given)
     torch.testing.assert_close(got, fn(*given), equal_nan=True)
+
+
+GRADIENTS = CASES | {
+    "channels that fill panels": ((2, 64, 9, 7), (45, 64, 3, 3), {"padding": 1}),
+    "pixels in parts": ((3, 32, 21, 20), (40, 32, 3, 3), {"padding": 1}),
+    "an odd number of pixels": ((1, 40, 7, 9), (33, 40, 3, 3), {"padding": (0, 1)}),
+    "strided pixels": ((2, 48, 9, 9), (70, 48, 1, 1), {"stride": 2}),
+    "padding that no tap skips": ((1, 32, 5, 5), (32, 32, 2, 2), {"padding": 2}),
+}
+
+
+def gradients(what: str) -> tuple[Callable[..., list[Tensor]], list[Tensor], list[str]]:
+    """Both gradients of a convolution, their arguments, and the routines that compute them."""
+    image, filters, options = GRADIENTS[what]
+    stride, padding, dilation = (
+        torch.nn.modules.utils._pair(options.get(name, default))
+        for name, default in (("stride", 1), ("padding", 0), ("dilation", 1))
+    )
+    x = images(*image).detach()
+    w = torch.randn(filters).to(HALF).contiguous(memory_format=torch.channels_last)
+    out = F.conv2d(x, w, None, stride, padding, dilation)
+
+    def compute(grad: Tensor, x: Tensor, w: Tensor) -> list[Tensor]:
+        found = torch.ops.aten.convolution_backward(
+            grad, x, w, None, stride, padding, dilation, False, (0, 0), 1, (True, True, False)
+        )
+        return list(found[:2])
+
+    reach = [d * (taps - 1) for d, taps in zip(dilation, filters[2:], strict=True)]
+    whole = all(p <= r for p, r in zip(padding, reach, strict=True)) and stride == (1, 1)
+    single = image[2:] == (1, 1)  # row-major, too
+    routines = ["dicp_nhwc_bf16"] * whole + ["dicp_nhwc_filters_bf16"]
+    return compute, [torch.randn(out.shape).to(out), x, w], [] if single else routines
+
+
+@pytest.fixture
+def by_nhwc(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Our kernels compute gradients of any size."""
+    for name in ("NHWC_IMAGES_PIXELS", "NHWC_FILTERS_PIXELS"):
+        monkeypatch.setattr(choice, name, 1 << 40)
+
+
+@pytest.mark.parametrize("what", GRADIENTS)
+def test_gradients(tmp_path: Path, by_nhwc: None, what: str) -> None:
+    compute, given, routines = gradients(what)
+    steps = check(tmp_path, lambda *xs: torch.cat([g.flatten() for g in compute(*xs)]), *given)
+    assert [step for step in steps if step.startswith("dicp_nhwc")] == routines, steps
+
+
+@pytest.mark.parametrize(
+    "what", ["an odd channel", "a step", "more taps than lanes", "channels that fill panels"]
+)
+def test_odd_numbers_of_gradients_stay_off_the_padding(
+    tmp_path: Path, by_nhwc: None, what: str
+) -> None:
+    """oneDNN multiplies padding at the left and right of a gradient by zeros: that may be NaN."""
+    compute, given, _ = gradients(what)
+    torch._dynamo.reset()
+    compiled = torch.compile(compute, backend=Backend("cpu", cache_dir=tmp_path))
+    for tensor in given:
+        tensor[0, 0, 0, 0] = 0
+        without = compute(*given)
+        for odd in (torch.inf, torch.nan):
+            tensor[0, 0, 0, 0] = odd
+            pairs = zip(compiled(*given), compute(*given), without, strict=True)
+            for mine, eager, clean in pairs:
+                finite = torch.where(eager.isnan(), clean, eager)
+                expected = torch.where(mine.isnan(), eager, finite)
+                torch.testing.assert_close(mine, expected, equal_nan=True, atol=0.1, rtol=0.02)
+        tensor[0, 0, 0, 0] = 1
+
+
+@pytest.mark.parametrize(
+    ("pixels", "routines"),
+    [(5, ["dicp_nhwc_bf16", "dicp_nhwc_filters_bf16"]), (8, ["dicp_nhwc_filters_bf16"]), (12, [])],
+)
+def test_gradients_of_many_pixels_are_the_librarys(
+    tmp_path: Path, pixels: int, routines: list[str]
+) -> None:
+    def compute(grad: Tensor, x: Tensor, w: Tensor) -> Tensor:
+        options = (None, (1, 1), (1, 1), (1, 1), False, (0, 0), 1, (True, True, False))
+        found = torch.ops.aten.convolution_backward(grad, x, w, *options)
+        return found[0].sum() + found[1].sum()
+
+    grad, x = (images(1, n, pixels, pixels).detach() for n in (32, 64))
+    w = torch.randn(32, 64, 3, 3).to(HALF).contiguous(memory_format=torch.channels_last)
+    steps = check(tmp_path, compute, grad, x, w)
+    assert [s for s in steps if s.startswith("dicp_nhwc")] == routines, steps
 
 
 def test_images_and_filters_with_other_strides(tmp_path: Path) -> None:

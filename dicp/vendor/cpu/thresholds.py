@@ -151,11 +151,14 @@ oneDNN's reordering of filters is not amortized."""
 THIN_PIXELS = 1024
 """Pixels up to which the gradient of filters of 3 or 4 channels takes 0.4 of the library's time by
 im2col; with more pixels 1.5 or more."""
-NHWC_PIXELS, NHWC_PATCH = 256, 9
+NHWC_PIXELS, NHWC_IMAGES_PIXELS, NHWC_FILTERS_PIXELS = 256, 1, 4
 """Pixels of a channels-last bfloat16 result up to which our kernel is faster than the library, and
-the least number of a patch's elements for each of them. Measured on 15 shapes of ResNet-50 and a
-U-Net, processor time of one thread: 0.49 to 0.91 of the library's, 1.04 once (640 channels of 16x16
-pixels); with 392 pixels 1.02, with 784 to 4096 pixels 1.05 to 1.25."""
+pixels for each filter up to which our gradients of images, and of filters, are.
+
+Measured on 76 shapes with 64 to 1024 channels, 1x1 to 5x5 filters that are in no cache, processor
+time of one thread: results 0.30 to 0.87 of the library's time, from 784 pixels on 0.94 to 1.26;
+gradients of images 0.51 to 1.03, with more pixels up to 1.22; gradients of filters 0.08 to 0.93,
+with more up to 1.24."""
 MIN_FILTERS = 32
 """Filters that must read an im2col patch to amortize its copy."""
 MAX_TRANSPOSED = 1 << 30

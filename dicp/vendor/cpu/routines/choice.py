@@ -24,7 +24,8 @@ from dicp.vendor.cpu.thresholds import (
     MIN_IMAGE_COLUMNS,
     MIN_TILE_SHARE,
     NARROW_CONVOLUTIONS,
-    NHWC_PATCH,
+    NHWC_FILTERS_PIXELS,
+    NHWC_IMAGES_PIXELS,
     NHWC_PIXELS,
     THIN_CHANNELS,
     THIN_PIXELS,
@@ -247,18 +248,38 @@ def _is_thin(w: Shaped, rows: Size, out: Sequence[Size], axes: Sequence[Axis]) -
     return enough and (patchify.fit(axes) or product((out[0], *out[2:])) <= THIN_PIXELS)  # type: ignore[operator]
 
 
-def _is_by_nhwc(how: Options, x: Shaped, w: Shaped, out: Sequence[Size]) -> bool:
-    """Whether the library's reordering of filters costs more than its kernel saves, in bfloat16.
+def _nhwc_pixels(how: Options, x: Shaped, w: Shaped, out: Sequence[Size]) -> int | None:
+    """A result's pixels, if our kernels for channels-last bfloat16 images take the convolution.
 
-    That is where filters are large beside the images, which are channels last.
+    The library reorders filters at each call, which costs more than its kernels save where filters
+    are large beside the images.
     """
     sizes = (*x.shape, *w.shape, *out, how.groups)
     if w.dtype != torch.bfloat16 or not all(isinstance(n, int) for n in sizes):
-        return False
+        return None
     fits = len(x.shape) == 4 and how.groups == 1 and has_feature("avx512_bf16")
-    pixels, patch = product((out[0], *out[2:])), product(w.shape[1:])
-    few = pixels <= NHWC_PIXELS and NHWC_PATCH * pixels <= patch  # type: ignore[operator]
-    return fits and few and MIN_CHANNELS <= w.shape[1]  # type: ignore[operator]
+    pixels = product((out[0], *out[2:]))
+    return pixels if fits and MIN_CHANNELS <= w.shape[1] else None  # type: ignore[operator, return-value]
+
+
+def _is_by_nhwc(how: Options, x: Shaped, w: Shaped, out: Sequence[Size]) -> bool:
+    pixels = _nhwc_pixels(how, x, w, out)
+    return pixels is not None and pixels <= NHWC_PIXELS
+
+
+def is_images_gradient_by_nhwc(how: Options, x: Shaped, w: Shaped, out: Sequence[Size]) -> bool:
+    """Whether our kernel is faster for the gradient of channels-last images, at stride 1."""
+    pixels, axes = _nhwc_pixels(how, x, w, out), how.axes(x, w, out)
+    if pixels is None or any(axis[3] != 1 for axis in axes):
+        return False
+    few = pixels <= NHWC_IMAGES_PIXELS * w.shape[0]  # type: ignore[operator]
+    return few and all(axis[4] >= 0 for axis in transposed(axes))
+
+
+def is_filters_gradient_by_nhwc(how: Options, x: Shaped, w: Shaped, out: Sequence[Size]) -> bool:
+    """Whether our kernel is faster for the gradient of filters from channels-last images."""
+    pixels = _nhwc_pixels(how, x, w, out)
+    return pixels is not None and pixels <= NHWC_FILTERS_PIXELS * w.shape[0]  # type: ignore[operator]
 
 
 def _share(axes: Sequence[Axis]) -> float:

@@ -54,6 +54,7 @@ GROUPS = {
         "dicp_nhwc": "d_convolve_nhwc(args, sizes, false)",
         "dicp_nhwc_biased": "d_convolve_nhwc(args, sizes, true)",
     },
+    "nhwc_filters": {"dicp_nhwc_filters": "d_convolution_nhwc_filters_of(args, sizes)"},
     "convolution_filters": {"dicp_convolution_filters": "d_convolution_filters(args, sizes)"},
     "im2col": {
         "dicp_im2col": "d_im2col_forward(args, sizes, false)",

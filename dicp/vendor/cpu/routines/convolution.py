@@ -77,6 +77,8 @@ def convolution_backward(
             results[:2] = patchify.gradients(lw, grad, x, w, images, filters, axes)
         elif x.ndim == 3 or _pixels_in_rows(lw.realize(grad), lw.realize(x)):
             results[:2] = _backward(lw, grad, x, w, images, filters, how)
+        else:
+            results[:2] = _nhwc_gradients(lw, grad, x, w, images, filters, how)
     elif how.fits_depthwise(x, w) and is_taken(grad, x, w):
         axes = how.axes(x, w, grad.shape)
         if mask[0]:
@@ -208,12 +210,39 @@ def _by_nhwc(
     name = "dicp_nhwc"
     if bias is not None:
         name, refs = f"{name}_biased", [*refs, rows_of(lw, bias)]
-    image, _, row, pixel = refs[0].strides
+    return call(lw, name, refs, (out,), _nhwc_sizes(refs[0], w.shape[0], axes))[0]
+
+
+def _nhwc_sizes(
+    images: Ref, filters: Size, axes: Sequence[Axis], reversed_taps: bool = False
+) -> list[Size]:
+    """The kernels' sizes for channels-last images."""
+    image, _, row, pixel = images.strides
     # As oneDNN does in bfloat16, small images too; on tile registers only images of one pixel.
     padded = has_tiles() and any(axis[0] != 1 for axis in axes)
     skips = not padded and any(axis[2] != 1 for axis in axes)
-    sizes = [*x.shape[:2], w.shape[0], *axes[0], *axes[1], image, row, pixel, int(skips)]
-    return call(lw, name, refs, (out,), sizes)[0]
+    steps = (image, row, pixel, int(skips), int(reversed_taps))
+    return [*images.shape[:2], filters, *axes[0], *axes[1], *steps]
+
+
+def _nhwc_gradients(
+    lw: Lowering, grad: Value, x: Value, w: Value, images: Ref | None, filters: Ref | None,
+    how: Options,
+) -> tuple[Value | None, Value | None]:  # fmt: skip
+    """Of channels-last images, and of filters whose gradient is channels last."""
+    found: list[Value | None] = [None, None]
+    axes = how.axes(x, w, grad.shape)
+    if images is not None and is_channels_last(images):
+        if choice.is_images_gradient_by_nhwc(how, x, w, grad.shape):
+            refs = [_channels_last(lw, grad), _channels_last(lw, w)]
+            sizes = _nhwc_sizes(refs[0], x.shape[1], choice.transposed(axes), reversed_taps=True)
+            found[0] = call(lw, "dicp_nhwc", refs, (images,), sizes)[0]
+    if filters is not None and is_channels_last(filters):
+        if choice.is_filters_gradient_by_nhwc(how, x, w, grad.shape):
+            refs = [_channels_last(lw, x), _channels_last(lw, grad)]
+            sizes = _nhwc_sizes(refs[0], w.shape[0], axes)
+            found[1] = call(lw, "dicp_nhwc_filters", refs, (filters,), sizes)[0]
+    return found[0], found[1]
 
 
 def _channels_last(lw: Lowering, x: Value) -> Ref:

@@ -136,6 +136,11 @@ def _groups_of_convolution(
         kinds.append(choice.images_gradient(how, x, w, out.shape))
         filters = choice.filters_gradient(how, x, w, out.shape)
         kinds.append(filters and f"{filters}_filters")
+    elif train and how.fit(x, w) and not how.in_patches(x, how.axes(x, w, out.shape)):
+        kinds += [
+            "nhwc" if choice.is_images_gradient_by_nhwc(how, x, w, out.shape) else None,
+            "nhwc_filters" if choice.is_filters_gradient_by_nhwc(how, x, w, out.shape) else None,
+        ]
     for kind in filter(None, kinds):
         if kind == "depthwise":
             taps = columns_of(how.axes(x, w, out.shape))

@@ -1,16 +1,24 @@
-// Convolution of channels-last (NHWC) bfloat16 images as a product whose left operand, the patches, is
-// copied block by block and never stored as a whole. Chetlur et al., "cuDNN: Efficient Primitives for
+// Convolution of channels-last (NHWC) bfloat16 images, and its gradients, as products one of whose operands,
+// the patches, is copied block by block and never stored as a whole. Chetlur et al., "cuDNN: Efficient Primitives for
 // Deep Learning" (2014).
 #pragma once
 #include "convolution.h"
 #include "product.h"
 
 #if defined(__AVX512BF16__)
-// `count` numbers, at most d_panel, followed by zeros.
+// `count` numbers, at most d_panel, followed by zeros. `from` is readable for none, too: a masked load that
+// suppresses a fault is slow.
 d_inline d_words d_numbers(const d_bf16* from, int64_t count) {
   d_words all;
   const uint32_t mask = (uint32_t)(((uint64_t)1 << count) - 1);
   asm("vmovdqu16 %1, %0%{%2%}%{z%}" : "=v"(all) : "m"(*(const d_words*)from), "Yk"(mask));
+  return all;
+}
+// The same for up to d_lanes numbers as words.
+d_inline d_words d_numbers_as_words(const d_bf16* from, int64_t count) {
+  d_words all;
+  const uint16_t mask = (uint16_t)((1u << count) - 1);
+  asm("vpmovzxwd %1, %0%{%2%}%{z%}" : "=v"(all) : "m"(*(const d_halfwords*)from), "Yk"(mask));
   return all;
 }
 // Indices for `d_select_halves`: of each pair of words, the half of the first one and that of the second;
@@ -31,11 +39,17 @@ struct d_convolution_nhwc {
   d_axis y, x;
   int64_t in_image, in_row, in_pixel;
   bool skips;  // padding is left out; else it is multiplied as zeros
+  // The gradient of images: its filters lie in the order of channels, taps, filters, and taps are reversed.
+  bool reversed;
   const d_bf16 *in, *weights, *bias;
   d_bf16* out;
 
   int64_t taps() const { return y.taps * x.taps; }
   int64_t pixels() const { return y.out * x.out; }
+  d_bf16 weight(int64_t filter, int64_t channel, int64_t tap) const {
+    return weights[reversed ? (channel * taps() + taps() - 1 - tap) * filters + filter
+                            : (filter * channels + channel) * taps() + tap];
+  }
   // One result, of the taps inside the image.
   float one(int64_t pixel, int64_t filter) const {
     const int64_t row = pixel % pixels() / x.out, column = pixel % x.out;
@@ -45,8 +59,8 @@ struct d_convolution_nhwc {
         if (!y.inside(row, i) || !x.inside(column, j)) continue;
         const d_bf16* at = in + pixel / pixels() * in_image + y.source(row, i) * in_row +
                            x.source(column, j) * in_pixel;
-        const d_bf16* by = weights + filter * channels * taps() + i * x.taps + j;
-        for (int64_t c = 0; c < channels; ++c) sum += d_wide(at[c]) * d_wide(by[c * taps()]);
+        for (int64_t c = 0; c < channels; ++c)
+          sum += d_wide(at[c]) * d_wide(weight(filter, c, i * x.taps + j));
       }
     if (bias) sum += d_wide(bias[filter]);
     return (float)sum;
@@ -94,7 +108,7 @@ struct d_convolution_nhwc {
     int64_t c = 0;
     for (; c + d_panel <= count; c += d_panel) __builtin_memcpy(to + c, from + c, sizeof(d_words));
     for (; c < some; c += d_panel) {
-      const d_words part = d_numbers(from + c, count > c ? count - c : 0);
+      const d_words part = d_numbers(count > c ? from + c : to, count > c ? count - c : 0);
       __builtin_memcpy(to + c, &part, sizeof part);
     }
   }
@@ -114,6 +128,24 @@ struct d_convolution_nhwc {
           __builtin_memcpy(to, &pairs, sizeof pairs);
         }
     }
+  }
+  // The same for the panels of `n` filters, `size` apart, of the gradient of images.
+  void reversed_panels(int64_t filter, int64_t n, int64_t channel, int64_t some, d_pair* to,
+                       int64_t size) const {
+    const int64_t count = taps(), cells = d_cells_of<d_bf16>(some), line = count * filters;
+    if (n % d_panel) d_clear(to, n / d_panel * size, d_round_up(n, d_panel) / d_panel * size);
+    for (int64_t c = 0; c < some; c += 2)
+      for (int64_t tap = 0; tap < count; ++tap) {
+        const d_bf16* from = weights + (channel + c) * line + tap * filters + filter;
+        d_pair* at = to + ((count - 1 - tap) * cells + c / 2) * d_panel;
+        for (int64_t j = 0; j < n; j += d_panel, at += size) {
+          const int64_t wide = d_least(n - j, d_panel);
+          __builtin_prefetch(from + j + 2 * line);
+          __builtin_prefetch(from + j + 3 * line);
+          if (c + 1 < some) d_weave(from + j, from + line + j, wide, at);
+          else for (int64_t i = 0; i < wide; ++i) d_make(at + i, from + j + i, 1, 1);
+        }
+      }
   }
   // Whether a patch lies inside its image.
   bool is_inside(int64_t pixel) const {
@@ -144,7 +176,8 @@ struct d_convolution_nhwc {
     for (int64_t channel = 0, done = 0; channel < channels; channel += step) {
       const int64_t some = d_least(channels - channel, step);
       const int64_t part = taps() * d_cells_of<d_bf16>(some);
-      for (int64_t f = 0; f < n; f += d_panel)
+      if (reversed) reversed_panels(filter, n, channel, some, panels, part * d_panel);
+      for (int64_t f = 0; !reversed && f < n; f += d_panel)
         panel(filter + f, d_least(n - f, d_panel), channel, some, rows, panels + f * part);
       for (int64_t i = 0, high, end = 0; i < count; i += high) {
         if (i == end) {
@@ -198,12 +231,141 @@ struct d_convolution_nhwc {
 #endif
 };
 
-// Arguments: images, filters (row-major), the bias if there is one, the result. Sizes: images, channels,
-// filters, both axes, the (image, row, pixel) steps of the images, whether padding is left out.
+// What a tap reads, pixel by pixel: its channels, or null for padding.
+struct d_pixels_of_tap {
+  const d_convolution_nhwc& of;
+  const int64_t i, j;
+  int64_t row, column;
+  const d_bf16 *image, *line;
+  d_pixels_of_tap(const d_convolution_nhwc& of, int64_t pixel, int64_t tap)
+      : of(of), i(tap / of.x.taps), j(tap % of.x.taps), row(pixel % of.pixels() / of.x.out),
+        column(pixel % of.x.out), image(of.in + pixel / of.pixels() * of.in_image), line(line_of()) {}
+  const d_bf16* line_of() const {
+    return of.y.inside(row, i) ? image + of.y.source(row, i) * of.in_row : nullptr;
+  }
+  const d_bf16* next() {
+    const bool inside = line && of.x.inside(column, j);
+    const d_bf16* at = inside ? line + of.x.source(column, j) * of.in_pixel : nullptr;
+    if (++column == of.x.out) {
+      column = 0;
+      if (++row == of.y.out) row = 0, image += of.in_image;
+      line = line_of();
+    }
+    return at;
+  }
+};
+
+// The gradient of filters, channels last: a product of the gradient's pixels, transposed, with patches.
+struct d_convolution_nhwc_filters {
+  d_convolution_nhwc of;
+  const d_bf16* gradient;  // of the result, its pixels adjacent
+
+  int64_t columns() const { return of.taps() * of.channels; }
+  // One result, of the pixels whose tap is inside the image.
+  float one(int64_t filter, int64_t tap, int64_t channel) const {
+    double sum = 0;
+    const d_bf16* by = gradient + filter;
+    d_pixels_of_tap pixels(of, 0, tap);
+    for (int64_t pixel = 0; pixel < of.images * of.pixels(); ++pixel, by += of.filters)
+      if (const d_bf16* at = pixels.next()) sum += d_wide(at[channel]) * d_wide(*by);
+    return (float)sum;
+  }
+#if defined(__AVX512BF16__)
+  typedef d_products<d_bf16> products;
+
+  products product() const {
+    return {1, of.filters, columns(), of.images * of.pixels(), {gradient, 0, 1, of.filters},
+            {nullptr, 0, 1, 1}, nullptr, false, of.out, 0, columns(), d_none};
+  }
+  // Packs panels, `size` apart, of `n` channels of a tap, for `count` pixels.
+  void panels(int64_t pixel, int64_t count, int64_t tap, int64_t channel, int64_t n, d_pair* to,
+              int64_t size) const {
+    const auto words = [&](const d_bf16* at, int64_t j) {
+      return d_numbers_as_words((at ? at : of.in) + channel + j, at && j < n ? d_least(n - j, d_lanes) : 0);
+    };
+    d_pixels_of_tap pixels(of, pixel, tap);
+    for (int64_t p = 0; p < count; p += 2, to += d_panel) {
+      const d_bf16 *first = pixels.next(), *second = p + 1 < count ? pixels.next() : nullptr;
+      for (int64_t j = 0; j < d_round_up(n, d_panel); j += d_lanes) {
+        const d_words pairs = words(first, j) | words(second, j) << 16;
+        __builtin_memcpy(to + j / d_panel * size + j % d_panel, &pairs, sizeof pairs);
+      }
+    }
+  }
+  // The results of `high` filters and `n` columns, none of whose panels has channels of two taps.
+  void task(const products& all, int64_t filter, int64_t high, int64_t column, int64_t n, float* room) const {
+    d_pair* right = (d_pair*)(room + all.copies());
+    products::open_tile open;
+    d_bf16* out = all.at(of.out, filter, column);
+    for (int64_t done = 0; !done || done < all.cells(); done += products::most_depth) {
+      const int64_t part = d_least(all.cells() - done, products::most_depth), pixel = 2 * done;
+      const int64_t count = d_least(all.depth - pixel, 2 * part), size = part * d_panel;
+      for (int64_t j = 0, some; j < n; j += some) {
+        const int64_t tap = (column + j) / of.channels, channel = (column + j) % of.channels;
+        some = d_least(n - j, of.channels - channel);
+        panels(pixel, count, tap, channel, some, right + j / d_panel * size, size);
+      }
+      all.blocks(gradient + pixel * of.filters + filter, filter, high, column, n, done, part,
+                 {nullptr, 0, 0, right, d_panel}, size, room, out, open);
+    }
+    all.close(open);
+    for (int64_t f = filter; of.skips && f < filter + high; ++f) correct(f, column, n);
+  }
+  // Results that are NaN, computed again without padding.
+  void correct(int64_t filter, int64_t column, int64_t n) const {
+    d_bf16* to = of.out + filter * columns();
+    int odd = 0;
+#pragma omp simd reduction(| : odd)
+    for (int64_t j = column; j < column + n; ++j) odd |= (to[j] & 0x7fff) > 0x7f80;
+    for (int64_t j = column; odd && j < column + n; ++j)
+      if (d_isnan(d_wide(to[j]))) to[j] = d_to_bf16(one(filter, j / of.channels, j % of.channels));
+  }
+  // Tasks are strips of columns and parts of the filters. A strip has channels of several taps if those of
+  // each fill its panels.
+  void run() const {
+    const products all = product();
+    const int64_t line = of.channels % d_panel ? of.channels : columns(), wide = all.most() * d_panel;
+    const int64_t strips = (line + wide - 1) / wide, lines = columns() / line, threads = d_threads();
+    const d_row_parts cut(of.filters, d_high, d_tile_rows<d_pair>::most, lines * strips, threads);
+    const d_rooms rooms(all.room(cut.step));
+    if (!rooms.at) return;
+#pragma omp parallel if (of.filters * columns() * all.depth > 50000)
+    {
+      const d_tiles_held held;
+      float* mine = rooms.mine();
+#pragma omp for schedule(dynamic)
+      for (int64_t k = 0; k < cut.parts * lines * strips; ++k) {
+        const int64_t filter = k % cut.parts * cut.step, strip = k / cut.parts;
+        const int64_t at = strip % strips * wide, column = strip / strips * line + at;
+        task(all, filter, d_least(of.filters - filter, cut.step), column, d_least(line - at, wide), mine);
+      }
+    }
+  }
+#else
+  void run() const {
+#pragma omp parallel for
+    for (int64_t k = 0; k < of.filters * columns(); ++k) {
+      const int64_t column = k % columns();
+      of.out[k] = d_to_bf16(one(k / columns(), column / of.channels, column % of.channels));
+    }
+  }
+#endif
+};
+
+// Sizes: images, channels, filters, both axes, the (image, row, pixel) steps of the images, whether padding
+// is left out, whether it is the gradient of images.
+static d_convolution_nhwc d_nhwc_of(const int64_t* sizes, void* images, void* filters, void* bias, void* result) {
+  return {sizes[0], sizes[1], sizes[2], d_axis_of(sizes + 3), d_axis_of(sizes + 9),
+          sizes[15], sizes[16], sizes[17], sizes[18] != 0, sizes[19] != 0,
+          (const d_bf16*)images, (const d_bf16*)filters, (const d_bf16*)bias, (d_bf16*)result};
+}
+// Arguments: images, filters (row-major), the bias if there is one, the result. For the gradient of images:
+// the result's gradient, the filters (channels last), the images.
 static void d_convolve_nhwc(void** args, const int64_t* sizes, bool biased) {
-  d_convolution_nhwc{sizes[0], sizes[1], sizes[2], d_axis_of(sizes + 3), d_axis_of(sizes + 9),
-                     sizes[15], sizes[16], sizes[17], sizes[18] != 0,
-                     (const d_bf16*)args[0], (const d_bf16*)args[1],
-                     biased ? (const d_bf16*)args[2] : nullptr, (d_bf16*)args[2 + biased]}
-      .run();
+  d_nhwc_of(sizes, args[0], args[1], biased ? args[2] : nullptr, args[2 + biased]).run();
+}
+// Arguments: images, the result's gradient, that of the filters (both channels last).
+static void d_convolution_nhwc_filters_of(void** args, const int64_t* sizes) {
+  const auto of = d_nhwc_of(sizes, args[0], nullptr, nullptr, args[2]);
+  d_convolution_nhwc_filters{of, (const d_bf16*)args[1]}.run();
 }
