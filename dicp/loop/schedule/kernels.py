@@ -240,6 +240,7 @@ class _KernelBuilder:
         scatter = any(n.kind == "scatter" for n in group.computes())
         # argmax and argmin return the first of equal extrema, so their loops keep the order.
         ordered = any(n.kind == "scan" or n.op in ("argmax", "argmin") for n in group.computes())
+        nest.merge()  # ordered, loops that are one in memory may lie apart
         nest.order(keep_reduction=ordered)
         nest.merge()
         kind: KernelKind = "outer_reduction" if self.is_outer else "inner_reduction"

@@ -216,17 +216,50 @@ d_inline void d_interleave(const T* __restrict from, int64_t stride, T* __restri
     for (int l = 0; l < K; ++l) to[c * K + l] = from[l * stride + c];
   }
 }
+// The same for a square of which `width` columns and `height` rows exist. Whole vectors are read where the
+// next `readable` elements exist, and written where the next `writable` ones are written later.
+template <class T, int N>
+__attribute__((noinline)) static void d_transpose_part(const T* from, int64_t stride, T* to, int64_t step,
+                                                       int64_t width, int64_t height, int64_t readable,
+                                                       int64_t writable) {
+  typedef T V __attribute__((vector_size(N * sizeof(T))));
+  typedef typename d_signed<sizeof(T)>::type I;
+  typedef I M __attribute__((vector_size(N * sizeof(T))));
+  V rows[N] = {};
+  for (int64_t i = 0; i < height; ++i)
+    if (i * stride + N <= readable) __builtin_memcpy(&rows[i], from + i * stride, sizeof(V));
+    else
+      for (int64_t c = 0; c < width; ++c) rows[i][c] = from[i * stride + c];
+  d_exchanges<N, N / 2, V, M>(rows);
+  for (int64_t i = 0; i < width; ++i)
+    if (i * step + N <= writable) __builtin_memcpy(to + i * step, &rows[i], sizeof(V));
+    else
+      for (int64_t l = 0; l < height; ++l) to[i * step + l] = rows[i][l];
+}
 // to[c * step + l] = from[l * stride + c] for c < width, l < height: transposes squares in registers.
 template <bool non_temporal, class T>
 d_inline void d_transpose_squares(const T* from, int64_t stride, T* to, int64_t step, int64_t width,
                                 int64_t height) {
   constexpr int fit = D_VECTOR_BYTES / (int)sizeof(T), N = fit < 16 ? fit : 16;
-  const int64_t columns = width / N * N, rows = height / N * N;
-  for (int64_t c = 0; c < columns; c += N)
-    for (int64_t l = 0; l < rows; l += N)
-      d_transpose_square<non_temporal, T, N>(from + l * stride + c, stride, to + c * step + l, step);
-  for (int64_t l = 0; l < height; ++l)
-    for (int64_t c = l < rows ? columns : 0; c < width; ++c) to[c * step + l] = from[l * stride + c];
+  for (int64_t c = 0; c < width; c += N)
+    for (int64_t l = 0; l < height; l += N) {
+      const int64_t wide = width - c < N ? width - c : N, high = height - l < N ? height - l : N;
+      const T* at = from + l * stride + c;
+      T* into = to + c * step + l;
+      if (wide == N && high == N) {
+        d_transpose_square<non_temporal, T, N>(at, stride, into, step);
+        continue;
+      }
+      const int64_t readable = (height - 1 - l) * stride + width - c;
+      const bool adjacent = step == height && height <= N;  // a row's rest is written with the next row
+      const int64_t writable = high == N ? (wide - 1) * step + N : adjacent ? (width - 1 - c) * step + high : 0;
+      if (wide > 4 && high > 4 && writable) {
+        d_transpose_part<T, N>(at, stride, into, step, wide, high, readable, writable);
+        continue;
+      }
+      for (int64_t i = 0; i < high; ++i)
+        for (int64_t k = 0; k < wide; ++k) into[k * step + i] = at[i * stride + k];
+    }
 }
 template <class T>
 d_inline void d_transpose(const T* from, int64_t stride, T* to, int64_t step, int64_t width, int64_t height) {
