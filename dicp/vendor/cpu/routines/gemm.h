@@ -277,8 +277,8 @@ template <class C> struct d_tile_operands {
     return {a + k * a_step, a_row, a_step, b + k * b_step, b_step, next + k * a_step};
   }
 };
-// keep(i, row i of A * B) for i < R; of V vectors.
-template <int R, int V = 2, class C, class K>
+// keep(i, row i of A * B) for i < R; of V vectors. `ahead`: prefetches other rows of A.
+template <int R, int V = 2, bool ahead = false, class C, class K>
 d_inline void d_tile_of(int64_t depth, const d_tile_operands<C>& of, const K& keep) {
   d_vec sum[R][2];
   // Three rows share a pointer, so that all pointers fit into registers.
@@ -288,13 +288,13 @@ d_inline void d_tile_of(int64_t depth, const d_tile_operands<C>& of, const K& ke
   for (int i = 0; i < R; ++i) sum[i][0] = sum[i][1] = d_vec{};
 #pragma GCC unroll 4
   for (int i = 0; i < (R + 2) / 3; ++i) from[i] = of.a + 3 * i * row;
-  for (int64_t k = 0; k < depth; ++k, b += b_step) {
+  for (uint64_t k = 0; k < (uint64_t)depth; ++k, b += b_step) {
     // Prefetches the next panel of B: its rows are too far apart for the hardware prefetcher.
     for (int v = 0; v < V; ++v) __builtin_prefetch(b + d_panel + v * d_lanes);
     // One line of A in each step: a burst of prefetches would wait for memory. To the L2 cache, as rows
     // that lie a power of two apart share few places of L1. More rows than a tile has cost nothing; a
     // branch that leaves them out does.
-    __builtin_prefetch(of.next + (int64_t)(k % d_line_cells) * row + (int64_t)(k / d_line_cells * d_line_cells), 0, 2);
+    if (ahead) __builtin_prefetch(of.next + k % d_line_cells * row + k / d_line_cells * d_line_cells, 0, 2);
     const d_vec left = ((const d_vec*)b)[0], right = V == 2 ? ((const d_vec*)b)[1] : d_vec{};
 #pragma GCC unroll 16
     for (int i = 0; i < R; ++i) d_join<V>(sum[i], from[i / 3][i % 3 * row], left, right);
@@ -353,7 +353,7 @@ __attribute__((noinline)) static void d_tile_sums(int64_t depth, const d_tile_op
   if constexpr (R == 32 && V == 2) d_tile_store<3>(sums + 16 * d_panel + 16, row);
 }
 // The cells of a row of A are adjacent.
-template <int R, int V = 2, class K>
+template <int R, int V = 2, bool ahead = false, class K>
 d_inline void d_tile_of(int64_t depth, const d_tile_operands<d_pair>& of, const K& keep) {
   d_vec sums[2 * R];
   if constexpr (V == 1)
@@ -371,10 +371,10 @@ template <class T> struct d_tile_end {
   int64_t out_step, wide;
 };
 // One function for all epilogues: compiling a tile takes long.
-template <int R, int V, class C, class T>
+template <int R, int V, bool ahead, class C, class T>
 __attribute__((noinline)) static void d_tile_to(int64_t depth, const d_tile_operands<C>& of,
                                                 const d_tile_end<T>& end) {
-  d_tile_of<R, V>(depth, of, [&](int r, const d_vec* sum) __attribute__((always_inline)) {
+  d_tile_of<R, V, ahead>(depth, of, [&](int r, const d_vec* sum) __attribute__((always_inline)) {
     d_vec all[2] = {sum[0], sum[1]};
     if (end.add) all[0] += ((const d_vec*)end.add)[0], all[1] += ((const d_vec*)end.add)[1];
     const d_vec* more = (const d_vec*)(end.before + r * end.before_step);

@@ -9,8 +9,6 @@
 constexpr int64_t d_high = 512;   // rows of C that are enough for a task
 constexpr int64_t d_most_high = 4096;  // the same on tile registers: each task copies its columns of B
 constexpr int64_t d_most_parted = 1 << 15;  // most elements of C for which each thread has sums of its own
-constexpr int64_t d_sets = 4096;  // bytes between lines in one set of the L1 cache
-constexpr int64_t d_ways = 8;     // lines that a set surely holds
 constexpr int64_t d_few = 384;    // rows of C for which copying B costs more than it saves
 
 // A tile whose sums are complete, while the epilogue of its rows from `next` to `high` is not: on tile
@@ -44,11 +42,8 @@ template <class T, bool by_columns = false, class W = T> struct d_products {
   int64_t cells() const { return d_cells_of<T>(depth); }
   int64_t panels() const { return (columns + d_panel - 1) / d_panel; }
   bool parted() const { return cells() > most_depth; }
-  // Whether A is read in place: its elements, or pairs of them, are cells. A tile's rows in one set of
-  // the L1 cache are copied if several panels read them.
+  // Whether A is read in place: its elements, or pairs of them, are cells.
   bool reads_a() const {
-    const bool collide = !d_on_tiles<cell> && tile_rows::most > d_ways && a.row * sizeof(T) % d_sets == 0;
-    if (collide && panels() > 4) return false;
     if (d_held<cell> == 1) return sizeof(T) == sizeof(cell);
     return a.column == 1 && a.row % 2 == 0 && a.batch % 2 == 0 && depth % 2 == 0;
   }
@@ -91,9 +86,9 @@ template <class T, bool by_columns = false, class W = T> struct d_products {
   }
   // A tile of `most` rows, its columns in one vector or two.
   static auto tile_of(int64_t most, bool narrow) {
-    return most == tile_rows::few ? d_tile_to<tile_rows::few, 2, cell, float>
-           : narrow               ? d_tile_to<tile_rows::most, 1, cell, float>
-                                  : d_tile_to<tile_rows::most, 2, cell, float>;
+    return most == tile_rows::few ? d_tile_to<tile_rows::few, 2, by_columns, cell, float>
+           : narrow               ? d_tile_to<tile_rows::most, 1, by_columns, cell, float>
+                                  : d_tile_to<tile_rows::most, 2, by_columns, cell, float>;
   }
   // Up to `most` rows of C and `n` columns from `column` on: the sums of `part` cells, `done` of them
   // before. Long sums are made of short ones: rounding errors stay small.
@@ -125,8 +120,8 @@ template <class T, bool by_columns = false, class W = T> struct d_products {
         }
       } else if constexpr (!by_columns) {
         if (plain && most == tile_rows::most && wide > d_lanes) {
-          d_tile_to<tile_rows::most, 2, cell, T>(part - begin, from.after(begin),
-                                                 {add, more, step, out + j, c_row, wide});
+          d_tile_to<tile_rows::most, 2, false, cell, T>(part - begin, from.after(begin),
+                                                        {add, more, step, out + j, c_row, wide});
           continue;
         }
       }
@@ -265,10 +260,11 @@ template <class T, bool by_columns = false, class W = T> struct d_products {
           d_lines(line, a.row, a.column, reads_a() ? high : left, numbers, copy, left_step);
         from.a = copy, from.a_row = left_step, from.a_step = 1;
       }
-      // Short rows end before the hardware prefetcher starts.
       const bool ahead = reads_a() && a.column == 1 && left > high;
-      if (d_on_tiles<cell> && ahead && !parted()) prefetch(line + high * a.row, left - high);
-      from.next = from.a + (ahead ? high * from.a_row : 0);
+      // Short rows end before the hardware prefetcher starts. Weights, by columns, are in no cache.
+      if (ahead && !parted() && (d_on_tiles<cell> || !by_columns))
+        prefetch(line + high * a.row, left - high);
+      from.next = from.a + (ahead && by_columns ? high * from.a_row : 0);
       float* sums = before + (parted() ? i * d_round_up(n, d_panel) : 0);
       row_of_tiles(most, row + i, high, column, n, done, part, from, panel, sums, at(out, i, 0), open);
     }
