@@ -102,6 +102,23 @@ def mixtral() -> nn.Module:
     return hf.MixtralForCausalLM(config)
 
 
+def qwen3_moe() -> nn.Module:
+    config = hf.Qwen3MoeConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=256,
+        intermediate_size=512,
+        moe_intermediate_size=256,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=64,
+        num_experts=8,
+        num_experts_per_tok=2,
+        use_cache=False,
+    )
+    return hf.Qwen3MoeForCausalLM(config)
+
+
 def vit() -> nn.Module:
     config = hf.ViTConfig(
         hidden_size=384,
@@ -226,6 +243,14 @@ MODELS = (
         "mixtral",
         "language, mixture of experts",
         mixtral,
+        lambda: {"input_ids": _tokens(2, 64)},
+        _logits,
+        random_classes,
+    ),
+    Model(
+        "qwen3_moe",
+        "language, mixture of experts",
+        qwen3_moe,
         lambda: {"input_ids": _tokens(2, 64)},
         _logits,
         random_classes,
