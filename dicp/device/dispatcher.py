@@ -276,7 +276,7 @@ class Dispatcher:
         dtypes = (None,) * form.fresh + tuple(out.dtype for out in outs)
         prepared = Call(run, positional, named, dtypes if outs else ())
         compiled, given_inputs = self.compiler.compiled(prepared)
-        if compiled.form.converted and not _takes_results(op, args, kwargs):
+        if compiled.form.converted and not _takes_results(op, form.op, given):
             raise NotCompiled("it does not convert its results to that dtype")
         compiled.prepare(given_inputs)
         with self.native.HostMemory(device):
@@ -416,7 +416,7 @@ class Dispatcher:
         results = [result] if isinstance(result, torch.Tensor) else list(result)
         pairs = list(zip(outs, results[form.fresh :], strict=True))
         converted = any(value.dtype != out.dtype for out, value in pairs)
-        if converted and not _takes_results(op, args, kwargs):
+        if converted and not _takes_results(op, form.op, given):
             return NotImplemented  # eager's error is the host's
         for out, value in pairs:
             if out.shape != value.shape:
@@ -592,12 +592,12 @@ def _repeats(tensor: torch.Tensor) -> bool:
     return any(n > 1 and s == 0 for n, s in zip(tensor.shape, tensor.stride(), strict=True))
 
 
-def _takes_results(op: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+def _takes_results(op: OpOverload, functional: OpOverload, given: Mapping[str, Any]) -> bool:
     """Whether an operator surely converts its results to the dtypes of the given ones.
 
     Pointwise ones do, unless PyTorch's own check refuses it. Others have rules of their own.
     """
-    if torch.Tag.pointwise not in op.tags:
+    if torch.Tag.pointwise not in functional.tags:
         return False
 
     def without_values(value: Any) -> Any:
@@ -608,8 +608,9 @@ def _takes_results(op: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, A
         return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
 
     try:
-        given, named = pytree.tree_map(without_values, (args, dict(kwargs)))
-        op(*given, **named)
+        arguments = _arguments_of(op, _with_tensors_for_numbers(op, given))
+        positional, named = pytree.tree_map(without_values, arguments)
+        op(*positional, **named)
     except Exception:  # it is refused, or cannot be checked: the host does
         return False
     return True
