@@ -331,7 +331,19 @@ def normalized(x, *statistics):
     args = None, None, *mine, True, 0.1, 1e-5
     return *torch.ops.aten._native_batch_norm_legit(x, *args), *mine
 
+def layer_norms(x):
+    # Values of float32; dtypes and sizes of bfloat16, whose statistics have the weight's dtype.
+    found = []
+    for given in (x, x[:0], x.bfloat16(), x[:0].bfloat16()):
+        for dtype in (None, torch.float32, given.dtype):
+            weight = None if dtype is None else given.new_full(x.shape[-1:], 1.5, dtype=dtype)
+            results = torch.native_layer_norm(given, x.shape[-1:], weight, weight, 1e-5)
+            rounded = given.dtype == torch.bfloat16
+            found += [torch.zeros_like(r) if rounded else r for r in results]
+    return found
+
 CALLS = {
+    "layer norms": (layer_norms, (x,)),
     "a range": (lambda: torch.arange(3, 17, 2), ()),
     "ranges of any length": (lambda: [torch.arange(-n, 2 * n + 5, 3) for n in range(2, 16)], ()),
     "other ranges": (lambda: [torch.arange(n, k, k - n) for n, k in ((0, 9), (9, 0), (8, 3))], ()),
