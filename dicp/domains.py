@@ -97,6 +97,10 @@ def _computed(x: Any, *numbers: Any) -> Sequence[Any]:
     return _all_fit(torch.float32 if x.dtype in REDUCED_FLOATS else x.dtype, *numbers)
 
 
+def _is_real_or_complex(x: Any) -> bool:
+    return bool(x.dtype.is_floating_point or x.dtype.is_complex)
+
+
 _CONVERTED: Final[dict[Any, Relations]] = {
     aten.fill.Scalar: lambda x, number: _fits(number, x.dtype),
     aten.full.default: lambda size, number, dtype=None, **_: _filled(dtype, number),
@@ -121,7 +125,8 @@ _CONVERTED: Final[dict[Any, Relations]] = {
     aten.rsub.Tensor: _weighted,
     aten.addcmul.default: lambda x, y, z, value=1: _computed(x, value),
     aten.addcdiv.default: lambda x, y, z, value=1: _computed(x, value),
-    aten.lerp.Scalar: lambda x, end, weight: _computed(x, weight),
+    aten.lerp.Scalar: lambda x, end, weight: (*_computed(x, weight), _is_real_or_complex(x)),
+    aten.lerp.Tensor: lambda x, end, weight: (_is_real_or_complex(x),),
     aten.leaky_relu.default: lambda x, slope=0.01: _computed(x, slope),
     aten.elu.default: _computed,
     aten.softplus.default: _computed,

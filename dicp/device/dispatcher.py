@@ -24,8 +24,7 @@ from dicp.device.hosted import host_target
 from dicp.device.output import say
 from dicp.device.patterns import Patterns
 from dicp.device.scalars import number_tensor, with_tensor_for_scalar
-from dicp.domains import outside_domain
-from dicp.dynamo_bridge.decompose import decompositions
+from dicp.dynamo_bridge.decompose import Accepted, decompositions
 from dicp.errors import FallbackWarning, MixedDevicesError
 from dicp.target import Target
 from dicp.torch_private import (
@@ -276,7 +275,8 @@ class Dispatcher:
         dtypes = (None,) * form.fresh + tuple(out.dtype for out in outs)
         prepared = Call(run, positional, named, dtypes if outs else ())
         compiled, given_inputs = self.compiler.compiled(prepared)
-        if compiled.form.converted and not _takes_results(op, form.op, given):
+        converted = compiled.form.converted and run is form.op
+        if converted and not _takes_results(op, form.op, given):
             raise NotCompiled("it does not convert its results to that dtype")
         compiled.prepare(given_inputs)
         with self.native.HostMemory(device):
@@ -408,7 +408,7 @@ class Dispatcher:
         given = bound(op, args, kwargs)
         outs = [given[name] for name in form.outs]
         positional, named = _arguments_of(form.op, inputs_of(form, given, outs))
-        if any(map(_repeats, outs)) or outside_domain(form.op, positional, named, bool):
+        if any(map(_repeats, outs)):
             return NotImplemented  # eager's error is the host's
         result = rule(*positional, **named)
         if result is NotImplemented or not outs:
@@ -441,8 +441,10 @@ class Dispatcher:
 
     def decomposition(self, op: OpOverload) -> Callable[..., Any] | None:
         """What the target decomposes `op` by, else PyTorch's own decomposition."""
-        tables = (decompositions(self.target), all_decompositions)
-        return next((table[op] for table in tables if op in table), None)
+        rule = decompositions(self.target).get(op)
+        if rule is None and op in all_decompositions:
+            rule = Accepted(op, all_decompositions[op])
+        return rule
 
     def functional(self, op: OpOverload) -> Functional | None:
         """The functional overload behind `op`; None if there is none with the same arguments."""

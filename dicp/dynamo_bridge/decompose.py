@@ -87,7 +87,7 @@ def decompositions(
     table.setdefault(aten.native_dropout.default, no_dropout)
     table |= SCATTERS
     for op in DOMAINS.keys() & table.keys():
-        table[op] = _Accepted(op, table[op])
+        table[op] = Accepted(op, table[op])
     for op in list(table) if choice else ():
         assert choice is not None
         if choice.wants_eager(op) or (choice.wants_native(op) and not choice.prefers):
@@ -122,7 +122,7 @@ class _Checked:
         return self.rule(*args, **kwargs)
 
 
-class _Accepted:
+class Accepted:
     """A decomposition that is refused (NotImplemented) for numbers that eager rejects."""
 
     def __init__(self, op: OpOverload, rule: Callable[..., Any]) -> None:
@@ -160,7 +160,7 @@ class _Watch(TorchDispatchMode):
 
 
 def _unchecked(rule: Callable[..., Any]) -> Callable[..., Any]:
-    while isinstance(rule, (_Checked, _Accepted)):
+    while isinstance(rule, (_Checked, Accepted)):
         rule = rule.rule
     return rule
 
