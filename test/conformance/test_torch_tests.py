@@ -61,7 +61,7 @@ def test_a_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 dtypes = ["float32"]
 samples = 2
 [[only]]
-operator = "neg|sgn"
+operator = "neg|sgn|zeros_like"
 test = "test_(forward|out|gradients).*"
 [[only]]
 file = "device_generic.py"
@@ -87,6 +87,7 @@ rtol = 0.0
         "test_gradients[neg-float32]": "failed",
         "test_out[neg-float32]": "failed",
         "test_forward[sgn-float32]": "passed",
+        "test_forward[zeros_like-float32]": "passed",
         "test_gradients[sgn-float32]": "passed",
         "test_out[sgn-float32]": "passed",
         "test_z_aborts_dipu": "crashed",
@@ -106,7 +107,7 @@ rtol = 0.0
     assert found["test_unsupported_dipu"][1] == "the chip cannot"
     assert status == 1 and "a skip matches no test: line 12: test = 'test_of_another_time'" in said
     summary = (tmp_path / "summary.md").read_text()
-    assert "| op_db | 3 | 3 | 0 | 0 | 50.0% |" in summary
+    assert "| op_db | 4 | 3 | 0 | 0 | 57.1% |" in summary
     assert "| device_generic.py | 3 | 2 | 2 | 2 | 42.9% |" in summary
     assert "| neg | 0 | 4 | 0 | 0 | 0.0% |" in summary
 
