@@ -15,13 +15,16 @@ from torch import fx
 from dicp.domains import DOMAINS, outside_domain
 from dicp.dynamo_bridge.own_decompositions import (
     BATCH_NORMS,
+    FOLLOWS,
     MIXED,
     OWN,
     SCATTERS,
+    in_format_of_input,
     in_memory_format,
     in_one_dtype,
     multilabel_margin_loss,
     no_dropout,
+    unless_of_one_row,
 )
 from dicp.dynamo_bridge.thresholds import MOST_OF_CORE
 from dicp.errors import FallbackWarning
@@ -84,7 +87,11 @@ def decompositions(
         table[op] = in_one_dtype(op, table.get(op))
     for op in BATCH_NORMS:
         table[op] = in_memory_format(op, table.get(op))
+    for op in FOLLOWS:
+        table[op] = in_format_of_input(op, table.get(op))
     table.setdefault(aten.native_dropout.default, no_dropout)
+    for op in {aten.affine_grid_generator.default} & table.keys():
+        table[op] = unless_of_one_row(table[op])
     table |= SCATTERS
     for op in DOMAINS.keys() & table.keys():
         table[op] = Accepted(op, table[op])

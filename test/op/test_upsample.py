@@ -89,6 +89,13 @@ CASES = [
         (2, 2, 3),
         fixed=(2, 3),
     ),
+    up(
+        "affine_grid_of_one_row",
+        lambda t: F.affine_grid(t, [2, 3, 1, 7], align_corners=False),
+        (2, 2, 3),
+        fixed=(2, 3),
+        grad=False,  # PyTorch's gradient reads memory, which tracing has none of
+    ),
 ]
 
 

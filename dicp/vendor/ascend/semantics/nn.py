@@ -187,8 +187,10 @@ def batch_norm_grad(
     dy: Tensor, x: Tensor, weight: Tensor, running_mean: Tensor, running_var: Tensor,
     save_mean: Tensor, save_rstd: Tensor, is_training: bool = True, epsilon: float = 1e-5,
 ) -> tuple[Tensor, ...]:  # fmt: skip
+    # PyTorch's gradient is wrong where a size of 1 gives both memory formats to one of these alone.
+    wide = [each.float().contiguous() for each in (dy, x)]
     dx, dweight, dbias = aten.native_batch_norm_backward(
-        dy.float(), x.float(), weight, running_mean, running_var, save_mean, save_rstd,
+        *wide, weight, running_mean, running_var, save_mean, save_rstd,
         is_training, epsilon, [True, True, True],
     )  # fmt: skip
     return dx.to(x.dtype), dweight, dbias

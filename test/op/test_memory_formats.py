@@ -1,0 +1,104 @@
+"""Results and gradients lie in memory as eager's, for inputs and gradients in any memory format."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from dicp.compare import Rule, check_tensor
+
+Layout = Callable[[Tensor], Tensor]
+
+
+def channels_last(x: Tensor) -> Tensor:
+    formats = {4: torch.channels_last, 5: torch.channels_last_3d}
+    return x.contiguous(memory_format=formats[x.dim()])
+
+
+def every_second(x: Tensor) -> Tensor:
+    """Channels-last, with gaps."""
+    wide = channels_last(x.new_zeros([2 * n for n in x.shape]))
+    part = wide[tuple(slice(None, None, 2) for _ in x.shape)]
+    return part.copy_(x)
+
+
+def reversed_dimensions(x: Tensor) -> Tensor:
+    return x.mT.contiguous().mT
+
+
+def nearly_channels_last(x: Tensor) -> Tensor:
+    """The strides of single elements are not those of channels-last tensors."""
+    x = channels_last(x)
+    pairs = zip(x.shape, x.stride(), strict=True)
+    return x.as_strided(x.shape, [1 if n == 1 else s for n, s in pairs])
+
+
+def batch_norm(x: Tensor, training: bool = True) -> Tensor:
+    count = x.shape[1]
+    mean, var = torch.zeros(count, dtype=x.dtype), torch.ones(count, dtype=x.dtype)
+    return F.batch_norm(x, mean, var, training=training)
+
+
+def batch_norm_inference(x: Tensor) -> Tensor:
+    return batch_norm(x, training=False)
+
+
+def padded(mode: str) -> Callable[[Tensor], Tensor]:
+    def pad(x: Tensor) -> Tensor:
+        return F.pad(x, (1, 0) * (x.dim() - 2), mode=mode)
+
+    pad.__name__ = mode
+    return pad
+
+
+def shuffled(x: Tensor) -> Tensor:
+    return F.channel_shuffle(x, 2)
+
+
+def upsampled(x: Tensor) -> Tensor:
+    return F.interpolate(x, scale_factor=2, mode="nearest")
+
+
+CASES = [
+    (fn, shape, layout, of_gradient)
+    for fn in (batch_norm, batch_norm_inference, padded("reflect"), padded("replicate"), shuffled,
+               upsampled, F.instance_norm)
+    for shape in ((3, 4, 5, 6), (2, 4, 3, 2, 5))
+    for layout in (channels_last, every_second, reversed_dimensions)
+    for of_gradient in (Tensor.contiguous, channels_last)
+    if fn not in (shuffled, upsampled) or of_gradient is not channels_last
+] + [
+    (fn, (3, 4, 1, 6), layout, channels_last)
+    for fn in (batch_norm, batch_norm_inference, padded("replicate"))
+    for layout in (channels_last, nearly_channels_last)
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("fn", "shape", "layout", "of_gradient"),
+    CASES,
+    ids=lambda x: x.__name__ if callable(x) else "x".join(map(str, x)),
+)
+def test_memory_format(
+    fn: Any, shape: tuple[int, ...], layout: Layout, of_gradient: Layout, backend_name: str
+) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(shape)
+
+    def both(call: Any, dtype: torch.dtype) -> list[Tensor]:
+        given = layout(x.to(dtype)).detach().requires_grad_()
+        out = call(given)
+        towards = of_gradient(torch.linspace(-1, 1, out.numel(), dtype=dtype).reshape(out.shape))
+        return [out.detach(), *torch.autograd.grad(out, given, towards)]
+
+    compiled = torch.compile(fn, backend=backend_name, dynamic=False)
+    runs = [both(call, dtype) for call, dtype in (
+        (compiled, torch.float32), (fn, torch.float32), (fn, torch.float64)
+    )]  # fmt: skip
+    for got, eager, exact in zip(*runs, strict=True):
+        assert not check_tensor(got, eager, exact, Rule())
