@@ -78,6 +78,21 @@ def test_what_fits_is_what_a_tensor_is_filled_with() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_powers_of_half_of_special_numbers(dtype: torch.dtype, backend_name: str) -> None:
+    """The square root of -0.0 and of -inf is another number; eager takes it in some dtypes."""
+    x = torch.tensor([-torch.inf, -0.0, 0.0, torch.inf, -4.0, 2.0], dtype=dtype).repeat(6)
+    for power in (0.5, -0.5):
+        for exponent in (power, torch.full_like(x, power)):
+            fn = lambda x, exponent=exponent: torch.pow(x, exponent)  # noqa: E731
+            torch._dynamo.reset()
+            compiled = torch.compile(fn, backend=backend_name, fullgraph=True)
+            got, eager = compiled(x), fn(x)
+            torch.testing.assert_close(got, eager, equal_nan=True)
+            negative = [y.nan_to_num(1, torch.inf, -torch.inf).signbit() for y in (got, eager)]
+            assert torch.equal(*negative), (got, eager)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
 def test_powers_of_two_beyond_the_dtype(dtype: torch.dtype, backend_name: str) -> None:
     numbers = [torch.inf, -torch.inf, torch.nan, 0.0, -0.0, 1.5, -3.3, 2.0**-140, 2.0**100, 1e300]
     exponents = torch.tensor([-5000, -1100, -300, -240, -24, 0, 3, 200, 240, 2000, 5000])
