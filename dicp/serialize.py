@@ -73,7 +73,10 @@ _OPERATIONS = (
 _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "max": max, "min": min, "abs": abs, "int": int, "float": float, "round": round,
     "math.floor": math.floor, "math.ceil": math.ceil, "math.trunc": int,
-    "torch.sym_float": float, "torch.sym_int": int,
+    "torch.sym_float": float, "torch.sym_int": int, "torch._sym_sqrt": math.sqrt,
+    "math.acos": math.acos, "math.asin": math.asin, "math.atan": math.atan, "math.cos": math.cos,
+    "math.cosh": math.cosh, "math.log2": math.log2, "math.sin": math.sin, "math.sinh": math.sinh,
+    "math.sqrt": math.sqrt, "math.tan": math.tan, "math.tanh": math.tanh,
 }  # fmt: skip
 """Functions that a size expression may call, by their name in it."""
 _MOST_BITS = 4096  # of a power

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -616,3 +617,26 @@ def _is_of_another_device(op: Any) -> bool:
         or not name.startswith("aten.")
         or name == "aten._efficientzerotensor.default"
     )
+
+
+SIZES: dict[str, Any] = {
+    "sqrt": math.sqrt, "square_root_below_zero": lambda n: -math.sqrt(n / 3),
+    "round": lambda n: round(n / 3, 2) * 10, "round_to_tens": lambda n: round(n / 1.0, -1),
+    "log2": math.log2, "sin": lambda n: 9 * math.sin(n), "cos": lambda n: 9 * math.cos(n),
+    "tan": lambda n: math.tan(n / 200), "asin": lambda n: 9 * math.asin(n / 200),
+    "acos": lambda n: 3 * math.acos(n / 200), "atan": lambda n: 9 * math.atan(n),
+    "sinh": lambda n: math.sinh(n / 50), "cosh": lambda n: math.cosh(n / 50),
+    "tanh": lambda n: 9 * math.tanh(n / 50), "exp": lambda n: math.exp(n / 50), "log": math.log,
+}  # fmt: skip
+"""Functions of Python that a size may be computed by."""
+
+
+@pytest.mark.parametrize("function", SIZES)
+def test_sizes_by_functions_of_sizes(function: str, backend_name: str) -> None:
+    def zeros(x: torch.Tensor) -> torch.Tensor:
+        return x.new_zeros(int(10 + SIZES[function](x.shape[0]))) + x.sum()
+
+    compiled = torch.compile(zeros, backend=backend_name, dynamic=True)
+    for length in (4, 9, 7, 100):
+        x = torch.arange(1.0, length + 1)
+        torch.testing.assert_close(compiled(x), zeros(x))
