@@ -64,7 +64,7 @@ def upsampled(x: Tensor) -> Tensor:
     return F.interpolate(x, scale_factor=2, mode="nearest")
 
 
-CASES = [
+FORMATS = [
     (fn, shape, layout, of_gradient)
     for fn in (batch_norm, batch_norm_inference, padded("reflect"), padded("replicate"), shuffled,
                upsampled, F.instance_norm)
@@ -81,7 +81,7 @@ CASES = [
 
 @pytest.mark.parametrize(
     ("fn", "shape", "layout", "of_gradient"),
-    CASES,
+    FORMATS,
     ids=lambda x: x.__name__ if callable(x) else "x".join(map(str, x)),
 )
 def test_memory_format(
