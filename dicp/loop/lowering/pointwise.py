@@ -14,6 +14,7 @@ from dicp.loop.ir.index import Index
 from dicp.loop.lowering.core import Lowering, Value
 from dicp.loop.lowering.layout import sizes_of
 from dicp.rules import NoRule, RuleTable
+from dicp.torch_private import HOST
 
 aten = torch.ops.aten
 POINTWISE = RuleTable()
@@ -232,7 +233,7 @@ def pow_(lw: Lowering, a: Any, b: Any) -> Value:
     # eager on the CPU takes no square root in float16, which differs for -0.0 and -inf
     root = isinstance(b, float) and abs(b) == 0.5
     short = is_number(b) and isinstance(b, (int, float)) and _small_power(b, dtype)
-    if short and not (root and dtype == torch.float16 and lw.meta().device.type == "cpu"):
+    if short and not (root and dtype == torch.float16 and lw.meta().device.type == HOST):
         return elementwise(lw, (a,), short)
     return elementwise(lw, (a, b), lambda x, y: apply("pow", dtype, x, y))
 
