@@ -66,7 +66,7 @@ def main() -> None:
         print(f"STEP on {on:.0f} ms off {off:.0f} ms convolutions {convolutions}", flush=True)
         print("DIFFERENT", *names, flush=True)
     dist.barrier()
-    dist.destroy_process_group()
+    os._exit(0)  # PyTorch's own exit aborts one of 25 processes of gloo
 
 
 if __name__ == "__main__":

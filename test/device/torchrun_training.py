@@ -76,7 +76,7 @@ def main() -> None:
         if dist.get_rank() == 0:
             print("LOSSES", *losses, flush=True)
     dist.barrier()
-    dist.destroy_process_group()
+    os._exit(0)  # PyTorch's own exit aborts one of 25 processes of gloo
 
 
 if __name__ == "__main__":
