@@ -216,8 +216,8 @@ d_inline void d_interleave(const T* __restrict from, int64_t stride, T* __restri
     for (int l = 0; l < K; ++l) to[c * K + l] = from[l * stride + c];
   }
 }
-// The same for a square of which `width` columns and `height` rows exist. Whole vectors are read where the
-// next `readable` elements exist, and written where the next `writable` ones are written later.
+// Transposes a square of which `width` columns and `height` rows exist. Whole vectors are read as far as
+// `readable` elements exist, and written as far as `writable` ones may be: later rows overwrite the rest.
 template <class T, int N>
 __attribute__((noinline)) static void d_transpose_part(const T* from, int64_t stride, T* to, int64_t step,
                                                        int64_t width, int64_t height, int64_t readable,

@@ -1,6 +1,6 @@
-// Convolution of channels-last (NHWC) bfloat16 images, and its gradients, as products one of whose operands,
-// the patches, is copied block by block and never stored as a whole. Chetlur et al., "cuDNN: Efficient Primitives for
-// Deep Learning" (2014).
+// Convolution of channels-last (NHWC) bfloat16 images, and its gradients, as products one of whose
+// operands, the patches, is copied block by block and never stored as a whole. Chetlur et al., "cuDNN:
+// Efficient Primitives for Deep Learning" (2014).
 #pragma once
 #include "convolution.h"
 #include "product.h"
@@ -31,6 +31,14 @@ d_inline d_words d_halves_of_words(int64_t first, int64_t second) {
 d_inline d_words d_select_halves(d_words halves, d_words first, d_words second) {
   asm("vpermi2w %2, %1, %0" : "+v"(halves) : "v"(first), "v"(second));
   return halves;
+}
+// Replaces what is NaN among `n` results by again(its index).
+template <class F> d_inline void d_replace_nan(d_bf16* to, int64_t n, const F& again) {
+  int odd = 0;
+#pragma omp simd reduction(| : odd)
+  for (int64_t i = 0; i < n; ++i) odd |= (to[i] & 0x7fff) > 0x7f80;
+  for (int64_t i = 0; odd && i < n; ++i)
+    if (d_isnan(d_wide(to[i]))) to[i] = d_to_bf16(again(i));
 }
 #endif
 
@@ -157,12 +165,7 @@ struct d_convolution_nhwc {
   void correct(int64_t pixel, int64_t high, int64_t filter, int64_t n) const {
     for (int64_t r = pixel; r < pixel + high; ++r) {
       if (is_inside(r)) continue;
-      d_bf16* to = out + r * filters + filter;
-      int odd = 0;
-#pragma omp simd reduction(| : odd)
-      for (int64_t f = 0; f < n; ++f) odd |= (to[f] & 0x7fff) > 0x7f80;
-      for (int64_t f = 0; odd && f < n; ++f)
-        if (d_isnan(d_wide(to[f]))) to[f] = d_to_bf16(one(r, filter + f));
+      d_replace_nan(out + r * filters + filter, n, [&](int64_t f) { return one(r, filter + f); });
     }
   }
   // The results of `count` pixels and `n` filters.
@@ -313,12 +316,9 @@ struct d_convolution_nhwc_filters {
   }
   // Results that are NaN, computed again without padding.
   void correct(int64_t filter, int64_t column, int64_t n) const {
-    d_bf16* to = of.out + filter * columns();
-    int odd = 0;
-#pragma omp simd reduction(| : odd)
-    for (int64_t j = column; j < column + n; ++j) odd |= (to[j] & 0x7fff) > 0x7f80;
-    for (int64_t j = column; odd && j < column + n; ++j)
-      if (d_isnan(d_wide(to[j]))) to[j] = d_to_bf16(one(filter, j / of.channels, j % of.channels));
+    d_replace_nan(of.out + filter * columns() + column, n, [&](int64_t j) {
+      return one(filter, (column + j) / of.channels, (column + j) % of.channels);
+    });
   }
   // Tasks are strips of columns and parts of the filters. A strip has channels of several taps if those of
   // each fill its panels.
