@@ -229,16 +229,14 @@ def div(lw: Lowering, a: Any, b: Any, rounding_mode: str | None = None) -> Value
 
 @rule(aten.pow.Tensor_Tensor, aten.pow.Tensor_Scalar, aten.pow.Scalar)
 def pow_(lw: Lowering, a: Any, b: Any) -> Value:
-    dtype = lw.meta().dtype
-    # eager on the CPU takes no square root in float16, which differs for -0.0 and -inf
-    root = isinstance(b, float) and abs(b) == 0.5
-    short = is_number(b) and isinstance(b, (int, float)) and _small_power(b, dtype)
-    if short and not (root and dtype == torch.float16 and lw.meta().device.type == HOST):
+    out = lw.meta()
+    if is_number(b) and isinstance(b, (int, float)) and (short := _small_power(b, out)):
         return elementwise(lw, (a,), short)
-    return elementwise(lw, (a, b), lambda x, y: apply("pow", dtype, x, y))
+    return elementwise(lw, (a, b), lambda x, y: apply("pow", out.dtype, x, y))
 
 
-def _small_power(exponent: float, dtype: torch.dtype) -> Callable[[Expr], Expr] | None:
+def _small_power(exponent: float, out: torch.Tensor) -> Callable[[Expr], Expr] | None:
+    dtype = out.dtype
     table: dict[float, Callable[[Expr], Expr]] = {
         1: lambda x: x,
         2: lambda x: x * x,
@@ -246,11 +244,15 @@ def _small_power(exponent: float, dtype: torch.dtype) -> Callable[[Expr], Expr] 
     }
     if dtype.is_floating_point:
         table |= {
-            0.5: lambda x: apply("sqrt", dtype, x),
-            -0.5: lambda x: apply("rsqrt", dtype, x),
             -1: lambda x: apply("reciprocal", dtype, x),
             -2: lambda x: apply("reciprocal", dtype, x * x),
         }
+        # eager on the CPU takes no root in float16, which differs from the power for -0.0 and -inf
+        if dtype != torch.float16 or out.device.type != HOST:
+            table |= {
+                0.5: lambda x: apply("sqrt", dtype, x),
+                -0.5: lambda x: apply("rsqrt", dtype, x),
+            }
     if dtype == torch.bool:
         return None
     return table.get(exponent)
