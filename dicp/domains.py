@@ -124,7 +124,10 @@ _CONVERTED: Final[dict[Any, Relations]] = {
     aten.sub.Tensor: _weighted,
     aten.rsub.Tensor: _weighted,
     aten.addcmul.default: lambda x, y, z, value=1: _computed(x, value),
-    aten.addcdiv.default: lambda x, y, z, value=1: _computed(x, value),
+    aten.addcdiv.default: lambda x, y, z, value=1: (
+        *_computed(x, value),
+        any(map(_is_real_or_complex, (x, y, z))),
+    ),
     aten.lerp.Scalar: lambda x, end, weight: (*_computed(x, weight), _is_real_or_complex(x)),
     aten.lerp.Tensor: lambda x, end, weight: (_is_real_or_complex(x),),
     aten.leaky_relu.default: lambda x, slope=0.01: _computed(x, slope),

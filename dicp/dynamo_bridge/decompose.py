@@ -19,6 +19,7 @@ from dicp.dynamo_bridge.own_decompositions import (
     MIXED,
     OWN,
     SCATTERS,
+    broadcast_complex,
     in_format_of_input,
     in_memory_format,
     in_one_dtype,
@@ -90,6 +91,7 @@ def decompositions(
     for op in FOLLOWS:
         table[op] = in_format_of_input(op, table.get(op))
     table.setdefault(aten.native_dropout.default, no_dropout)
+    table.setdefault(aten.complex.default, broadcast_complex)
     for op in {aten.affine_grid_generator.default} & table.keys():
         table[op] = unless_of_one_row(table[op])
     table |= SCATTERS

@@ -294,7 +294,7 @@ FOLLOWS: dict[OpOverload, int] = {
     aten.reflection_pad3d.default: 0, aten.reflection_pad3d_backward.default: 1,
     aten.replication_pad2d.default: 0, aten.replication_pad2d_backward.default: 1,
     aten.replication_pad3d.default: 0, aten.replication_pad3d_backward.default: 1,
-    aten.channel_shuffle.default: 0,
+    aten.channel_shuffle.default: 0, aten.max_unpool2d.default: 0,
 }  # fmt: skip
 """Operators whose result has the memory format of an argument, and which one that is."""
 
@@ -331,6 +331,13 @@ def no_dropout(input: Tensor, p: float, train: bool | None = True) -> Any:
     if train is not False and not (isinstance(p, (int, float)) and p == 0):
         return NotImplemented
     return input.clone(), torch.ones_like(input, dtype=torch.bool)
+
+
+def broadcast_complex(real: Tensor, imaginary: Tensor) -> Any:
+    """Complex numbers of parts that are broadcast; of equal shapes it is left whole."""
+    if real.shape == imaginary.shape:
+        return NotImplemented
+    return aten.complex.default(*torch.broadcast_tensors(real, imaginary))
 
 
 OWN: dict[Any, Callable[..., Any]] = {

@@ -64,6 +64,11 @@ def upsampled(x: Tensor) -> Tensor:
     return F.interpolate(x, scale_factor=2, mode="nearest")
 
 
+def unpooled(x: Tensor) -> Tensor:
+    index = torch.arange(x[0, 0].numel()).reshape(x[0, 0].shape).expand(x.shape)
+    return F.max_unpool2d(x, index.to(memory_format=torch.channels_last), 2)
+
+
 FORMATS = [
     (fn, shape, layout, of_gradient)
     for fn in (batch_norm, batch_norm_inference, padded("reflect"), padded("replicate"), shuffled,
@@ -72,6 +77,9 @@ FORMATS = [
     for layout in (channels_last, every_second, reversed_dimensions)
     for of_gradient in (Tensor.contiguous, channels_last)
     if fn not in (shuffled, upsampled) or of_gradient is not channels_last
+] + [
+    (unpooled, (3, 4, 5, 6), layout, Tensor.contiguous)
+    for layout in (channels_last, every_second, reversed_dimensions)
 ] + [
     (fn, (3, 4, 1, 6), layout, channels_last)
     for fn in (batch_norm, batch_norm_inference, padded("replicate"))

@@ -37,9 +37,14 @@ def mixed(x: Tensor, y: Tensor) -> Any:
     return (z * 2j).abs(), joined, *map(torch.view_as_real, parts)
 
 
+def broadcast(x: Tensor, y: Tensor, z: Tensor) -> Any:
+    return [torch.view_as_real(w) for w in (torch.complex(x, y), torch.complex(y, z))]
+
+
 CASES: dict[str, tuple[Callable[..., Any], list[Tensor]]] = {
     "rotated": (rotated, [torch.randn(2, 3, 4, 8), torch.view_as_complex(pairs(16, 4))]),
     "mixed": (mixed, [pairs(3, 4), pairs(3, 4) + 1]),
+    "broadcast": (broadcast, [torch.randn(4, 5), torch.randn(5), torch.randn(3, 1, 5)]),
     "double": (mixed, [pairs(3, 4).double(), pairs(3, 4).double() + 1]),
 }
 

@@ -13,7 +13,9 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch.fx.node import map_arg
 
+from dicp.domains import outside_domain
 from dicp.dynamo_bridge.analysis.values import same_strides, value_of
 from dicp.dynamo_bridge.passes.base import Pass, PassContext
 
@@ -282,6 +284,8 @@ def _has_rule(node: fx.Node) -> bool:
         return True
     numbers = (*node.args[2:], *node.kwargs.values())
     if node.target not in RULES or any(isinstance(number, complex) for number in numbers):
+        return False
+    if outside_domain(node.target, *map_arg((node.args, node.kwargs), value_of), bool):
         return False
     if node.target in ALONG_DIMS and not all(
         value_of(x).dim() for x in filter(is_complex, node.all_input_nodes)
