@@ -39,7 +39,7 @@ from dicp.config import (
     SwitchSettings,
 )
 from dicp.discovery import discover, target_name
-from dicp.errors import DicpError
+from dicp.errors.command_line import run_command_line
 
 if TYPE_CHECKING:
     from dicp.target import Check, Target
@@ -238,12 +238,8 @@ def cache_gc(
 
 
 def main() -> None:
-    """Run the command line; a DicpError is its message on stderr and exit status 1."""
-    try:
-        app(prog_name="python -m dicp")
-    except DicpError as error:
-        Console(stderr=True, soft_wrap=True).print(Text(f"error: {error}", style="red"))
-        sys.exit(1)
+    """Run the command line."""
+    run_command_line(app, "python -m dicp")
 
 
 def _console() -> Console:

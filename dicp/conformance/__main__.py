@@ -7,14 +7,12 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.text import Text
 
 from dicp.conformance.configuration import Configuration
 from dicp.conformance.plan import plan_of
 from dicp.conformance.processes import run
 from dicp.conformance.rows import FAILURES, Row, read_rows, summary, table, totals
-from dicp.errors import DicpError
+from dicp.errors.command_line import run_command_line
 
 RESULTS, SUMMARY = "results.csv", "summary.md"
 
@@ -76,14 +74,5 @@ def torch_tests(
     raise typer.Exit(1 if any(row.result in FAILURES for row in rows) else 0)
 
 
-def main() -> None:
-    """Run the command line; a DicpError is its message on stderr and exit status 1."""
-    try:
-        app(prog_name="python -m dicp.conformance")
-    except DicpError as error:
-        Console(stderr=True, soft_wrap=True).print(Text(f"error: {error}", style="red"))
-        sys.exit(1)
-
-
 if __name__ == "__main__":
-    main()
+    run_command_line(app, "python -m dicp.conformance")

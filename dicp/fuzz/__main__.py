@@ -6,8 +6,10 @@ import sys
 from pathlib import Path
 from typing import Annotated
 
+import torch
 import typer
 
+from dicp.errors.command_line import run_command_line
 from dicp.fuzz.batch import Find, as_test, draw_batch
 from dicp.fuzz.campaign import Plan, run
 
@@ -32,6 +34,10 @@ def fuzz(
 
     Fails if one does.
     """
+    try:
+        torch.compile(lambda: None, backend=backend)
+    except RuntimeError as unknown:
+        raise typer.BadParameter(str(unknown), param_hint="--backend") from unknown
     if show is not None:
         drawn = draw_batch(f"{seed}/{show}", backend, batch, without or ())
         sys.stdout.write(f"# {drawn.mode}\n" + "\n".join(p.source() for p in drawn.programs))
@@ -55,4 +61,4 @@ def fuzz(
 
 
 if __name__ == "__main__":
-    app()
+    run_command_line(app, "python -m dicp.fuzz")

@@ -15,8 +15,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import fx
+from typer.testing import CliRunner
 
 from dicp.fuzz import campaign
+from dicp.fuzz.__main__ import app
 from dicp.fuzz.batch import Find, as_test, draw_batch, examine, fails
 from dicp.fuzz.campaign import fails_apart, find_from, plain_find
 from dicp.fuzz.check import Mode, compare, compiled, evaluate, truth
@@ -416,3 +418,9 @@ def test_softmax_of_a_dimension_that_is_not_there(
     for dim in (3, -4):
         with pytest.raises(IndexError, match="Dimension out of range"):
             run(x, dim)
+
+
+def test_an_unknown_backend_is_no_find() -> None:
+    result = CliRunner().invoke(app, ["--backend", "raedy", "--programs", "1"])
+    assert result.exit_code == 2
+    assert "raedy" in result.output

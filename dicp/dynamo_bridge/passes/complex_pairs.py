@@ -285,7 +285,8 @@ def _has_rule(node: fx.Node) -> bool:
     numbers = (*node.args[2:], *node.kwargs.values())
     if node.target not in RULES or any(isinstance(number, complex) for number in numbers):
         return False
-    if outside_domain(node.target, *map_arg((node.args, node.kwargs), value_of), bool):
+    args, kwargs = map_arg((node.args, node.kwargs), value_of)
+    if outside_domain(node.target, args, kwargs, bool):
         return False
     if node.target in ALONG_DIMS and not all(
         value_of(x).dim() for x in filter(is_complex, node.all_input_nodes)
