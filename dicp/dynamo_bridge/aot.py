@@ -314,9 +314,11 @@ def _same_names(
 
 
 def _tangents(backward: fx.GraphModule) -> tuple[int, ...]:
-    """Positions of the input tensors that are gradients of forward's results."""
+    """Positions of the input tensors that are gradients of forward's results; the tokens that order
+    side effects, which are None in a call, are named like them."""
     inputs = enumerate(backward.graph.find_nodes(op="placeholder"))
     return tuple(
         position for position, node in inputs
-        if node.name.startswith("tangents") and isinstance(node.meta.get("val"), torch.Tensor)
+        if node.name.startswith("tangents") and not node.name.startswith("tangents_token")
+        and isinstance(node.meta.get("val"), torch.Tensor)
     )  # fmt: skip

@@ -183,6 +183,10 @@ FOUND: dict[str, tuple[Callable[..., Any], tuple[torch.Tensor, ...]]] = {
         lambda x, i: x.scatter(0, i, 2, reduce="multiply"),
         (BOOLEANS, PLACE),
     ),
+    "gradient_of_eigenvalues": (
+        lambda x: torch.linalg.eigvals(x).abs(),
+        (torch.diag(torch.arange(1.0, 5.0)).requires_grad_(),),
+    ),
     "scatter_adds_booleans": (lambda x, i: x.scatter_reduce(0, i, x, "sum"), (BOOLEANS, PLACE)),
 }
 
