@@ -35,6 +35,7 @@ from dicp.dynamo_bridge.attention.training import TRAINING_ATTENTION
 from dicp.dynamo_bridge.decompose import (
     decompose_traces,
     decompositions,
+    keep_interpolation,
     replace_wrong_decompositions,
 )
 from dicp.dynamo_bridge.executables import (
@@ -164,6 +165,7 @@ class Compilation(GraphCompiler):
         return compile_graphs(self.gm, example_inputs, self)
 
     def before_capture(self) -> None:
+        keep_interpolation(self.gm, self.target, self.train)
         self.target.prepare(self.gm, self.train, self.cache, self.config)
 
     def joint_passes(self, joint: fx.GraphModule) -> None:

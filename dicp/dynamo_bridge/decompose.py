@@ -13,15 +13,18 @@ import torch.nn.functional as F
 from torch import fx
 
 from dicp.domains import DOMAINS, outside_domain
-from dicp.dynamo_bridge.own_decompositions import (
+from dicp.dynamo_bridge.interpolation import GRADIENTS, interpolate
+from dicp.dynamo_bridge.memory_formats import (
     BATCH_NORMS,
     FOLLOWS,
+    in_format_of_input,
+    in_memory_format,
+)
+from dicp.dynamo_bridge.own_decompositions import (
     MIXED,
     OWN,
     SCATTERS,
     broadcast_complex,
-    in_format_of_input,
-    in_memory_format,
     in_one_dtype,
     multilabel_margin_loss,
     no_dropout,
@@ -221,3 +224,11 @@ def replace_wrong_decompositions(gm: fx.GraphModule) -> None:
         if len(node.args) == 2 and set(node.kwargs) <= {"reduction"}:
             node.target = multilabel_margin_loss
     gm.recompile()
+
+
+def keep_interpolation(gm: fx.GraphModule, target: Target, train: bool) -> None:
+    """Call ours, in Dynamo's graph, for interpolation if the target has rules for its gradients."""
+    if not train or all(target.rule_kind(op) for op in GRADIENTS.values()):
+        for node in gm.graph.find_nodes(op="call_function", target=F.interpolate):
+            node.target = interpolate
+        gm.recompile()

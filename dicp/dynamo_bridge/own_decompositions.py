@@ -18,7 +18,8 @@ from torch import Tensor
 
 from dicp.dtypes import REDUCED_FLOATS
 from dicp.dynamo_bridge.cells import CELLS
-from dicp.torch_private import ATTENTION_FORWARD, HOST, OpOverload, pytree
+from dicp.dynamo_bridge.interpolation import interpolate_linearly
+from dicp.torch_private import ATTENTION_FORWARD, OpOverload, pytree
 
 aten = torch.ops.aten
 
@@ -227,93 +228,6 @@ def in_one_dtype(op: OpOverload, rule: Callable[..., Any] | None) -> Callable[..
     return norm
 
 
-BATCH_NORMS: dict[OpOverload, int] = {
-    aten.native_batch_norm.default: 0,
-    aten._native_batch_norm_legit_functional.default: 0,
-    aten._native_batch_norm_legit_no_training.default: 0,
-    aten._native_batch_norm_legit.no_stats: 0,
-    aten._batch_norm_with_update_functional.default: 0,
-    aten.native_batch_norm_backward.default: 1,
-    aten.batch_norm_backward.default: 1,
-}
-"""Batch norms and their gradients, and which argument is the input."""
-
-FORMATS = (torch.contiguous_format, torch.channels_last, torch.channels_last_3d)
-
-
-def _contiguous_in(x: Tensor) -> torch.memory_format | None:
-    return next((f for f in FORMATS if x.is_contiguous(memory_format=f)), None)
-
-
-def _suggested_format(x: Tensor) -> torch.memory_format:
-    """The memory format that `x` resembles by the order of its strides, those of single elements
-    included (PyTorch, MemoryFormat.h, is_channels_last_strides_2d)."""
-    if x.dim() not in (4, 5) or x.stride(1) == 0:
-        return torch.contiguous_format
-    least = 0
-    for dim in (1, *range(x.dim() - 1, 1, -1), 0):
-        size, stride = x.shape[dim], x.stride(dim)
-        if size == 0 or stride < least or (dim == 0 and least == x.stride(1)):
-            return torch.contiguous_format
-        least = stride * size
-    return FORMATS[x.dim() - 3]
-
-
-def _batch_norm_format(*tensors: Tensor) -> torch.memory_format:
-    """Of a batch norm's result, by its input; of its gradient, by the result's gradient, too.
-
-    (The stride of a single element in the result's gradient is that of the result in eager, and
-    unknown here: PyTorch's inference takes it from the input.)
-    """
-    *grad, x = map(_contiguous_in, tensors)
-    suggested = _suggested_format(tensors[-1])
-    return suggested if x is None or any(each != suggested for each in grad) else x
-
-
-def in_memory_format(op: OpOverload, rule: Callable[..., Any] | None) -> Callable[..., Any]:
-    """`rule` for a batch norm whose input may have any strides; None leaves it whole.
-
-    PyTorch's inference says that the result and the gradient have the strides of the input and of
-    the result's gradient; eager's on the host are dense, in one of two memory formats.
-    """
-    place = BATCH_NORMS[op]  # the result's gradient is before it
-
-    def norm(*args: Any, **kwargs: Any) -> Any:
-        tensors, rest = args[: place + 1], args[place + 1 :]
-        wanted = _batch_norm_format(*tensors)
-        laid_out = all(x.is_contiguous(memory_format=wanted) for x in tensors)
-        if laid_out or args[place].device.type != HOST:
-            return rule(*args, **kwargs) if rule else NotImplemented
-        return op(*(x.contiguous(memory_format=wanted) for x in tensors), *rest, **kwargs)
-
-    return norm
-
-
-FOLLOWS: dict[OpOverload, int] = {
-    aten.reflection_pad2d.default: 0, aten.reflection_pad2d_backward.default: 1,
-    aten.reflection_pad3d.default: 0, aten.reflection_pad3d_backward.default: 1,
-    aten.replication_pad2d.default: 0, aten.replication_pad2d_backward.default: 1,
-    aten.replication_pad3d.default: 0, aten.replication_pad3d_backward.default: 1,
-    aten.channel_shuffle.default: 0, aten.max_unpool2d.default: 0,
-}  # fmt: skip
-"""Operators whose result has the memory format of an argument, and which one that is."""
-
-
-def in_format_of_input(op: OpOverload, rule: Callable[..., Any] | None) -> Callable[..., Any]:
-    """`rule`, whose result PyTorch's inference takes for contiguous; None leaves it whole."""
-    place = FOLLOWS[op]
-
-    def followed(*args: Any, **kwargs: Any) -> Any:
-        tensors, rest = args[: place + 1], args[place + 1 :]
-        wanted = _suggested_format(tensors[-1])
-        if wanted == torch.contiguous_format or tensors[-1].device.type != HOST:
-            return rule(*args, **kwargs) if rule else NotImplemented
-        out = op(*(x.contiguous() for x in tensors), *rest, **kwargs)
-        return out.contiguous(memory_format=wanted)
-
-    return followed
-
-
 def unless_of_one_row(rule: Callable[..., Any]) -> Callable[..., Any]:
     """PyTorch's decomposition of affine grids, which makes a tensor of a number where the image has
     a single row or column: AOTAutograd rejects that."""
@@ -342,6 +256,9 @@ def broadcast_complex(real: Tensor, imaginary: Tensor) -> Any:
 
 OWN: dict[Any, Callable[..., Any]] = {
     **CELLS,
+    aten.upsample_linear1d.default: interpolate_linearly,
+    aten.upsample_bilinear2d.default: interpolate_linearly,
+    aten.upsample_trilinear3d.default: interpolate_linearly,
     aten.angle.default: angle,
     aten._index_put_impl.default: index_put,
     aten.hardshrink_backward.default: hardshrink_backward,

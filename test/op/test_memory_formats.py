@@ -60,8 +60,12 @@ def shuffled(x: Tensor) -> Tensor:
     return F.channel_shuffle(x, 2)
 
 
-def upsampled(x: Tensor) -> Tensor:
-    return F.interpolate(x, scale_factor=2, mode="nearest")
+def upsampled(mode: str) -> Callable[[Tensor], Tensor]:
+    def upsample(x: Tensor) -> Tensor:
+        return F.interpolate(x, scale_factor=2, mode=mode)
+
+    upsample.__name__ = mode
+    return upsample
 
 
 def unpooled(x: Tensor) -> Tensor:
@@ -72,11 +76,16 @@ def unpooled(x: Tensor) -> Tensor:
 FORMATS = [
     (fn, shape, layout, of_gradient)
     for fn in (batch_norm, batch_norm_inference, padded("reflect"), padded("replicate"), shuffled,
-               upsampled, F.instance_norm)
+               F.instance_norm)
     for shape in ((3, 4, 5, 6), (2, 4, 3, 2, 5))
     for layout in (channels_last, every_second, reversed_dimensions)
     for of_gradient in (Tensor.contiguous, channels_last)
-    if fn not in (shuffled, upsampled) or of_gradient is not channels_last
+    if fn is not shuffled or of_gradient is not channels_last
+] + [  # gradients have the format of the result, in which AOTAutograd passes them
+    (fn, shape, layout, Tensor.contiguous if layout is reversed_dimensions else channels_last)
+    for fn, shape in ((upsampled("nearest"), (3, 4, 5, 6)), (upsampled("bilinear"), (3, 4, 5, 6)),
+                      (upsampled("trilinear"), (2, 4, 3, 2, 5)))
+    for layout in (channels_last, every_second, reversed_dimensions)
 ] + [
     (unpooled, (3, 4, 5, 6), layout, Tensor.contiguous)
     for layout in (channels_last, every_second, reversed_dimensions)

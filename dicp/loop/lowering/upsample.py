@@ -1,8 +1,7 @@
 """Reflection and replication padding, and interpolation.
 
 Forward padding is a library call, whose loops over rows are faster than a generated gather; its
-gradient is a generated scatter-add. Interpolation is a library call, except the nearest-neighbour
-forward, which PyTorch decomposes.
+gradient is a generated scatter-add. Interpolation is decomposed; its gradient is a library call.
 """
 
 from __future__ import annotations
@@ -81,8 +80,6 @@ for _fold, _forward, _backward in (
         UPSAMPLE.add(_op.default, _pad_backward(_fold))
 
 for _op in (
-    aten.upsample_linear1d, aten.upsample_bilinear2d, aten.upsample_trilinear3d,
-    aten.upsample_bicubic2d,
     aten.upsample_linear1d_backward, aten.upsample_bilinear2d_backward,
     aten.upsample_trilinear3d_backward, aten.upsample_bicubic2d_backward,
     aten.upsample_nearest1d_backward, aten.upsample_nearest2d_backward,
