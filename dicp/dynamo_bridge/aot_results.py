@@ -33,7 +33,7 @@ from dicp.torch_private import (
 )
 
 _CACHE_KIND: Final = "aot"
-_FORMAT: Final = 1
+_FORMAT: Final = 2
 
 
 @dataclass(frozen=True, eq=False)

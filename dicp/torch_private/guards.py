@@ -7,6 +7,7 @@ from typing import Any, Final
 
 import torch
 from torch import fx
+from torch._dynamo.source import LocalSource
 from torch._functorch._aot_autograd import autograd_cache
 from torch.fx.experimental.symbolic_shapes import SYMPY_INTERP, ShapeEnv, free_symbols
 from torch.utils import _pytree as pytree
@@ -116,7 +117,16 @@ def guards_on(symints: list[torch.SymInt]) -> str:
         return ""
     shape_env = symints[0].node.shape_env  # a backward compiled later is in no tracing context
     guards = shape_env.get_pruned_guards(symints)
-    return shape_env.produce_guards_expression(placeholders=symints, guards=guards) or ""
+    return _expression(shape_env, symints, guards=guards)
+
+
+def _expression(shape_env: ShapeEnv, placeholders: Sequence[Any], **options: Any) -> str:
+    """As ShapeEnv.produce_guards_expression, which joins guards by "and" without parentheses: with
+    one that has an "or", others would not count."""
+    sources = [LocalSource(f"t{position}") for position in range(len(placeholders))]
+    options = {"ignore_static": True, **options}
+    guards = shape_env.produce_guards(placeholders, sources, **options)
+    return " and ".join(f"({guard})" for guard in guards)
 
 
 def guards_hold(expression: str, symints: list[torch.SymInt]) -> bool:
@@ -134,7 +144,7 @@ def traced_guards(graph: fx.GraphModule) -> str:
     env = getattr(graph, "shape_env", None)
     if env is None:
         return ""
-    return str(env.produce_guards_expression(inputs, ignore_static=False) or "")
+    return _expression(env, inputs, ignore_static=False)
 
 
 def traced_guards_hold(graph: fx.GraphModule, guards: str, inputs: Sequence[Any]) -> bool:

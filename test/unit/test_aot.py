@@ -519,6 +519,24 @@ def test_guards_taken_while_compiling_are_stored(cache: Cache) -> None:
     assert toy.states == ["miss", "stored", "hit"]
 
 
+def test_every_guard_counts_beside_one_of_alternatives(cache: Cache) -> None:
+    """Guards are joined by "and": an "or" in one of them must not make the others optional."""
+
+    class Specializing(Toy):
+        def compile_graph(
+            self, gm: fx.GraphModule, inputs: list[Any], info: GraphInfo
+        ) -> CompiledGraph:
+            rows, columns = (value for value in inputs if isinstance(value, torch.SymInt))
+            bool(rows < columns)
+            bool((rows * columns == 12) | (columns > 3))
+            return super().compile_graph(gm, inputs, info)
+
+    compiled(torch.sin, Specializing(cache), dynamic=True)(torch.ones(2, 5))
+    toy = Specializing(cache)
+    compiled(torch.sin, toy, dynamic=True)(torch.ones(4, 3))
+    assert toy.states == ["miss", "stored"]
+
+
 def test_dynamic_training(cache: Cache) -> None:
     module = Perceptron()
 
