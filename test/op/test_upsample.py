@@ -102,3 +102,20 @@ CASES = [
 @pytest.mark.sweep
 def test_op(case: Any, check_op: Any) -> None:
     check_op(case)
+
+
+LINEAR = (("linear", 1), ("bilinear", 2), ("trilinear", 3))
+
+
+@pytest.mark.parametrize(("mode", "dims"), LINEAR, ids=[mode for mode, _ in LINEAR])
+def test_numbers_beside_infinities(mode: str, dims: int, backend_name: str) -> None:
+    """The difference of an infinity and its neighbour is no number that the result may hold."""
+    x = torch.arange(2.0 * 4**dims).reshape(1, 2, *[4] * dims)
+    x[0, 0].view(-1)[1], x[0, 1].view(-1)[2] = torch.inf, -torch.inf
+
+    def sizes(x: torch.Tensor) -> list[torch.Tensor]:
+        return [F.interpolate(x, size=[size] * dims, mode=mode) for size in (3, 4, 7, 8)]
+
+    got = torch.compile(sizes, backend=backend_name, dynamic=False)(x)
+    for mine, theirs in zip(got, sizes(x), strict=True):
+        torch.testing.assert_close(mine, theirs, equal_nan=True)
