@@ -1,7 +1,8 @@
 """Reflection and replication padding, and interpolation.
 
 Forward padding is a library call, whose loops over rows are faster than a generated gather; its
-gradient is a generated scatter-add. Interpolation is decomposed; its gradient is a library call.
+gradient is a generated scatter-add. Linear and nearest-neighbour interpolation are decomposed, and
+their gradients are library calls.
 """
 
 from __future__ import annotations
@@ -81,7 +82,8 @@ for _fold, _forward, _backward in (
 
 for _op in (
     aten.upsample_linear1d_backward, aten.upsample_bilinear2d_backward,
-    aten.upsample_trilinear3d_backward, aten.upsample_bicubic2d_backward,
+    aten.upsample_trilinear3d_backward,
+    aten.upsample_bicubic2d, aten.upsample_bicubic2d_backward,
     aten.upsample_nearest1d_backward, aten.upsample_nearest2d_backward,
     aten.upsample_nearest3d_backward, aten._upsample_nearest_exact1d_backward,
     aten._upsample_nearest_exact2d_backward, aten._upsample_nearest_exact3d_backward,
