@@ -20,6 +20,9 @@ MAX_CANCELLED = 2.0**-6
 """The largest share of a sum of squares that may be taken for its rounding errors."""
 LEAST_SHIFT = 4.0
 """The smallest error of a mean that is corrected, in rounding errors of the standard deviation."""
+FEW_CHANNELS = 64
+"""Channels of a group from which group normalization of channels-last images adds them up row by
+row. Sums of each channel first take 0.19 to 0.72 of the time for 4 to 40 channels, 1.2 for 80."""
 MIN_SCATTER_RATIO = 4
 """Elements of a 16-bit tensor per element scattered into it above which only the slices, not the
 tensor, are copied to float32: 0.25 of the time for 512 rows scattered into 50000x64."""

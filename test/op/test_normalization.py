@@ -86,6 +86,15 @@ CASES = [
         strides=False,
     ),
     op(
+        "group_norm_of_wide_groups",
+        lambda x, w, b: F.group_norm(x, 2, w, b),
+        (2, 160, 3, 4),
+        (160,),
+        (160,),
+        layouts=("channels_last",),
+        fixed=(160,),
+    ),
+    op(
         "group_norm_plain",
         lambda x: F.group_norm(x, 2, eps=1e-3),
         (3, 8, 9),

@@ -13,9 +13,10 @@ from dicp.loop.ir.expr import Expr, apply, cast
 from dicp.loop.ir.index import Size, floordiv, mod, normal, quotient
 from dicp.loop.lowering.core import Lowering, Value
 from dicp.loop.lowering.layout import sizes_of
-from dicp.loop.lowering.reduction import count_of, moments, total, wide
+from dicp.loop.lowering.reduction import count_of, moments, spread, total, wide
+from dicp.loop.thresholds import FEW_CHANNELS
 from dicp.rules import RuleTable
-from dicp.torch_private import floor_division, remainder
+from dicp.torch_private import HOST, floor_division, remainder
 
 aten = torch.ops.aten
 NORMALIZATION = RuleTable()
@@ -246,15 +247,27 @@ def native_group_norm(
 ) -> tuple[Value, Value, Value]:  # fmt: skip
     dtype = wide(x.dtype)
     grouped, w, b = _grouped(lw, x, weight, bias, n, c, hw, groups)
-    mu, v = moments(lw, grouped, [2, 3], dtype)
+    each = grouped.shape[2]
+    few = isinstance(each, int) and each < FEW_CHANNELS
+    first = [3] if few and _is_channels_last(lw.meta(0)) else []
+    mu, v = moments(lw, grouped, [2, 3], dtype, first=first)
     inv = _inverse_deviation(lw, v, eps)
-    y = _scale_shift(lw, grouped, mu, inv, w, b, x.dtype)
     shape = (n, groups)
+    stats = [mu, inv]
+    if first:
+        stats = [spread(lw, v, (*grouped.shape[:3], 1)) for v in stats]
+    y = _scale_shift(lw, grouped, stats[0], stats[1], w, b, x.dtype)
     return (
         _ungrouped(lw, y, x.shape),
         lw.cast(lw.reshape(mu, shape), lw.meta(1).dtype),
         lw.cast(lw.reshape(inv, shape), lw.meta(2).dtype),
     )
+
+
+def _is_channels_last(like: torch.Tensor) -> bool:
+    """Whether the channels lie side by side on the host, where sums of each fill vectors."""
+    innermost = like.dim() > 2 and like.stride(1) == 1 and like.stride(-1) != 1
+    return innermost and like.device.type == HOST
 
 
 def _grouped(
@@ -305,30 +318,44 @@ def native_group_norm_backward(
     gg, _, _ = _grouped(lw, g, None, None, n, c, hw, groups)
     stats = (n, groups, 1, 1)
     m, r = (lw.cast(lw.reshape(v, stats), dtype) for v in (mu, inv))
+    first = mask[0] and _is_channels_last(lw.meta(0))
+    if first:
+        m, r = (spread(lw, v, (*xg.shape[:3], 1)) for v in (m, r))
     middle = lw.cast(_mean_of(xg, [2, 3], m), dtype)
-    xhat = lw.map(lambda x, m, r: (cast(x, dtype) - m) * r, xg, middle, r, dtype=dtype)
     scale = [] if w is None else [w]
-    gw = lw.map(
-        lambda g, *w: cast(g, dtype) * cast(w[0], dtype) if w else cast(g, dtype),
-        gg, *scale, dtype=dtype,
-    )  # fmt: skip
+
+    def normalized() -> Value:
+        """A value of its own for each use: one that several kernels read would be stored."""
+        return lw.map(lambda x, m, r: (cast(x, dtype) - m) * r, xg, middle, r, dtype=dtype)
+
+    def scaled(g: Value) -> Value:
+        return lw.map(
+            lambda g, *w: cast(g, dtype) * cast(w[0], dtype) if w else cast(g, dtype),
+            g, *scale, dtype=dtype,
+        )  # fmt: skip
+
+    gx = lw.map(lambda g, xh: cast(g, dtype) * xh, gg, normalized(), dtype=dtype)
+    rest = [3]  # what is left to add up of the gradients of a channel
+    sums = gg, gx
+    if first:
+        rest = []
+        sums = total(lw, gg, [3], dtype), total(lw, gx, [3], dtype)
     result: list[Any] = [None, None, None]
     if mask[0]:
         count = lw.scalar(count_of(xg, [2, 3]), dtype)
-        m1 = lw.map(lambda s: s / count, total(lw, gw, [2, 3], dtype))
-        gx = lw.map(lambda a, b: a * b, gw, xhat)
-        m2 = lw.map(lambda s: s / count, total(lw, gx, [2, 3], dtype))
+        means = [lw.map(lambda s: s / count, total(lw, scaled(v), [2, *rest], dtype)) for v in sums]
+        if first:
+            means = [spread(lw, mean, (*xg.shape[:3], 1)) for mean in means]
         dx = lw.map(
             lambda gw, m1, xh, m2, r: cast((gw - m1 - xh * m2) * r, x.dtype),
-            gw, m1, xhat, m2, r, dtype=x.dtype,
+            scaled(gg), means[0], normalized(), means[1], r, dtype=x.dtype,
         )  # fmt: skip
         result[0] = _ungrouped(lw, dx, x.shape)
-    if mask[1]:
-        gx = lw.map(lambda g, xh: cast(g, dtype) * xh, gg, xhat, dtype=dtype)
-        dw = lw.reshape(_ungrouped(lw, total(lw, gx, [0, 3], dtype), (1, c, 1)), (c,))
-        result[1] = lw.cast(dw, weight.dtype if weight is not None else x.dtype)
-    if mask[2]:
-        db = lw.reshape(_ungrouped(lw, total(lw, gg, [0, 3], dtype), (1, c, 1)), (c,))
-        result[2] = lw.cast(db, weight.dtype if weight is not None else x.dtype)
+    for k in (1, 2):  # of the weight, of the bias
+        if mask[k]:
+            summed = _ungrouped(lw, total(lw, sums[2 - k], [0, *rest], dtype), (1, c, 1))
+            result[k] = lw.cast(
+                lw.reshape(summed, (c,)), weight.dtype if weight is not None else x.dtype
+            )
     # PyTorch's inference promotes a gradient to float32 where the weight is.
     return [v if v is None else lw.cast(v, lw.meta(k).dtype) for k, v in enumerate(result)]

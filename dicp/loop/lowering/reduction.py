@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -155,24 +155,44 @@ REDUCTION.update({
 })  # fmt: skip
 
 
+def spread(lw: Lowering, value: Value, shape: Sequence[Size]) -> Value:
+    """`value` broadcast to `shape`, in memory: loops that read it beside others become one."""
+    copy = lw.pointwise(shape, value.dtype, value.broadcast_at)
+    return lw.value_of(lw.realize(copy))
+
+
 def moments(
-    lw: Lowering, x: Value, axes: Sequence[int], dtype: torch.dtype, correction: Any = 0
-) -> tuple[Value, Value]:
+    lw: Lowering, x: Value, axes: Sequence[int], dtype: torch.dtype, correction: Any = 0,
+    first: Sequence[int] = (),
+) -> tuple[Value, Value]:  # fmt: skip
     """Mean and variance along `axes` (kept with size 1), by the corrected two-pass algorithm.
+
+    Sums along the axes `first`, if any, are stored, and then added along the others.
 
     The sum of the deviations from the quotient of sum and count corrects both: the mean of equal
     numbers is that number, and their variance 0.
 
     Source: Chan, Golub and LeVeque, Algorithms for Computing the Sample Variance, 1983.
     """
-    size, quotient = lw.scalar(count_of(x, axes), dtype), average(lw, x, axes, dtype)
+    size = lw.scalar(count_of(x, axes), dtype)
     eps = torch.finfo(dtype).eps
+
+    def summed(body: Callable[[tuple[Index, ...]], Expr]) -> Value:
+        if not first:
+            return lw.reduce("sum", x.shape, axes, dtype, body)
+        part = lw.reduce("sum", x.shape, first, dtype, body)
+        return total(lw, part, [axis for axis in axes if axis not in first], dtype)
+
+    quotient = lw.map(lambda s: s / size, summed(lambda idx: cast(x.at(idx), dtype)))
+    if first:
+        shape = [1 if axis in first else length for axis, length in enumerate(x.shape)]
+        quotient = spread(lw, quotient, shape)
 
     def distance(idx: tuple[Index, ...]) -> Expr:
         return cast(x.at(idx), dtype) - quotient.broadcast_at(idx)
 
-    rest = lw.reduce("sum", x.shape, axes, dtype, distance)
-    squares = lw.reduce("sum", x.shape, axes, dtype, lambda idx: distance(idx) * distance(idx))
+    rest = summed(distance)
+    squares = summed(lambda idx: distance(idx) * distance(idx))
     freedom = size
     if correction != 0:
         freedom = freedom - lw.real(correction, dtype)
