@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import heapq
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -106,21 +107,94 @@ def test_shares_make_up_the_whole(name: str) -> None:
         assert_matches(got, eager, real)
 
 
+ATTENTION = {
+    "few heads": ((1, 3, 257, 64), (1, 3, 700, 64), False),
+    "causal": ((1, 2, 601, 40), (1, 2, 601, 40), True),
+    "groups of heads": ((2, 4, 130, 24), (2, 2, 500, 24), False),
+}
+"""The shape of q, that of k and v, and whether the attention is causal."""
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("scale", [1, 100], ids=["moderate", "large"])
+@pytest.mark.parametrize("name", ATTENTION)
+def test_gradients_of_attention_do_not_depend_on_threads(
+    name: str, scale: float, dtype: torch.dtype, threads: int
+) -> None:
+    """Large scores: a head whose rows need all their scores is one task."""
+    rows, columns, causal = ATTENTION[name]
+    q, k, v = (torch.randn(shape).to(dtype) for shape in (rows, columns, columns))
+    inputs = [(q * scale).requires_grad_(), k.requires_grad_(), v.requires_grad_()]
+
+    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=True)
+
+    def computed() -> list[Tensor]:
+        return results(torch.compile(attend, backend="cpugraph", dynamic=False), inputs)
+
+    several = computed()
+    torch.set_num_threads(1)
+    assert all(map(torch.equal, several, computed()))
+    wide = [x.detach().double().requires_grad_() for x in inputs]
+    for got, eager, real in zip(
+        several, results(attend, inputs), results(attend, wide), strict=True
+    ):
+        assert_matches(got, eager, real)
+
+
 PARTS = """
-#include "gemm.h"
+#include "attention.h"
 extern "C" int64_t parts_of(int64_t others, int64_t least, int64_t most, int64_t threads) {
   return d_even_parts(others, least, most, threads);
+}
+extern "C" int64_t key_parts_of(int64_t heads, int64_t keys, int64_t threads, int64_t* step) {
+  const d_key_parts<float> cut(heads, keys, threads);
+  *step = cut.step();
+  return cut.parts;
 }
 """
 
 
 @pytest.fixture(scope="module")
-def parts_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int, int, int, int], int]:
+def compiled_parts(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     files = {"unit.cpp": PARTS, **header_texts()}
     library = tmp_path_factory.mktemp("parts") / "unit.so"
-    library.write_bytes(compile_shared(find_toolchain(Config()), files, "unit.cpp", ["parts_of"]))
-    found: Callable[[int, int, int, int], int] = ctypes.CDLL(str(library)).parts_of
+    names = ["parts_of", "key_parts_of"]
+    library.write_bytes(compile_shared(find_toolchain(Config()), files, "unit.cpp", names))
+    return ctypes.CDLL(str(library))
+
+
+@pytest.fixture
+def parts_of(compiled_parts: ctypes.CDLL) -> Callable[[int, int, int, int], int]:
+    found: Callable[[int, int, int, int], int] = compiled_parts.parts_of
     return found
+
+
+def longest_thread(heads: int, lengths: list[int], count: int) -> int:
+    """Keys of the thread that has most of them; tasks go to the first thread that is free."""
+    ends = [0] * count
+    for length in lengths * heads:
+        heapq.heapreplace(ends, ends[0] + length)
+    return max(ends)
+
+
+@pytest.mark.parametrize("count", [1, 2, 8, 64, 128])
+def test_gradients_of_attention_keep_all_threads_busy(
+    compiled_parts: ctypes.CDLL, count: int
+) -> None:
+    """The share of the time in which threads have keys, where each head has enough of them; a head
+    was one task, and 12 heads left 64 threads idle for 81% of the time."""
+    step = ctypes.c_int64()
+    for heads in (1, 3, 12, 24, 48, 96, 1000):
+        for keys in (1, 96, 512, 4096, 20_000):
+            parts = compiled_parts.key_parts_of(heads, keys, count, ctypes.byref(step))
+            lengths = [min(step.value, keys - k * step.value) for k in range(parts)]
+            assert min(lengths) > 0 and sum(lengths) == keys
+            whole = heads * keys / (count * longest_thread(heads, [keys], count))
+            busy = heads * keys / (count * longest_thread(heads, lengths, count))
+            assert parts == 1 if count == 1 or whole >= 0.8 else busy >= whole
+            if heads * keys >= 400 * count:
+                assert busy >= 0.7
 
 
 @pytest.mark.parametrize("count", [1, 2, 8, 64, 128])

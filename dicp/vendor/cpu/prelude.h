@@ -52,11 +52,24 @@ d_inline void d_free(void* p) { free(p); }
 #ifdef _OPENMP
 extern "C" int omp_get_max_threads(void);
 extern "C" int omp_get_thread_num(void);
+extern "C" int sched_yield(void);
 d_inline int64_t d_threads() { return omp_get_max_threads(); }
 d_inline int64_t d_thread() { return omp_get_thread_num(); }
+// Between two looks at a value that another thread will write soon. After some 50 us the thread yields
+// its core, which the other one may be waiting for.
+d_inline void d_await(int64_t looks) {
+  if (looks > 2000) {
+    sched_yield();
+    return;
+  }
+#if defined(__SSE__)
+  __builtin_ia32_pause();
+#endif
+}
 #else
 d_inline int64_t d_threads() { return 1; }
 d_inline int64_t d_thread() { return 0; }
+d_inline void d_await(int64_t) {}
 #endif
 // Memory for `count` elements, freed at the end of the scope. If the allocation fails, `at` is null
 // and the error is reported.

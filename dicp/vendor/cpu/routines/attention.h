@@ -13,6 +13,12 @@ constexpr int64_t d_query_step = d_most_depth + 16;
 template <class C>
 constexpr int64_t d_whole = d_panel % d_tile_rows<C>::most ? 3 * d_panel : d_panel;
 static_assert(d_whole<float> % d_rows == 0 && d_keys % d_whole<float> == 0, "tiles of keys");
+// Keys whose products are summed in registers in the gradients of queries. Tasks have whole groups of
+// them, so that sums are rounded alike however many tasks there are.
+template <class C> constexpr int64_t d_key_group = d_on_tiles<C> ? 160 : 96;
+template <class C> constexpr bool d_are_key_groups =
+    d_keys % d_key_group<C> == 0 && d_key_group<C> % d_whole<C> == 0;
+static_assert(d_are_key_groups<float> && d_are_key_groups<d_cell<d_bf16>>, "groups of keys");
 
 // What a mask's values are: numbers that are added to the scores, or whether a key is visible. The
 // scores of other keys are replaced by -inf or by the lowest number.
@@ -323,6 +329,31 @@ static void d_attention_forward(void** args, const int64_t* sizes, bool masked) 
   }
 }
 
+// How the keys of a head are divided among tasks: the groups of keys in each task, and the tasks.
+// They are the fewest that leave the threads idle for a fifth of the time at most.
+template <class C> struct d_key_parts {
+  int64_t groups, parts;
+  d_key_parts(int64_t heads, int64_t keys, int64_t threads) {
+    const int64_t all = keys > 0 ? (keys + d_key_group<C> - 1) / d_key_group<C> : 1;
+    parts = threads > 1 ? d_even_parts(heads, 1, all, threads) : 1;
+    groups = (all + parts - 1) / parts;
+    parts = (all + groups - 1) / groups;
+  }
+  int64_t step() const { return groups * d_key_group<C>; }
+};
+
+// The tasks of one head, which divide its keys, add to the gradient of a block of queries in the order
+// of the keys. Tasks begin in that order, so the first of those that have not ended never waits.
+struct d_key_order {
+  int64_t* ended;  // for each task, the blocks of queries whose gradient has its part
+  bool waits;      // whether there are tasks before this one
+  void wait(int64_t block) const {
+    if (!waits) return;
+    for (int64_t looks = 0; __atomic_load_n(ended - 1, __ATOMIC_ACQUIRE) <= block; ++looks) d_await(looks);
+  }
+  void end(int64_t block) const { __atomic_store_n(ended, block + 1, __ATOMIC_RELEASE); }
+};
+
 // The gradient of a block of queries, and what the block adds to the gradients of its head's keys and
 // values.
 template <class T> struct d_backward {
@@ -334,20 +365,44 @@ template <class T> struct d_backward {
   d_heads<T> grad_q;
   const cell *keys_transposed, *values_transposed, *keys;
   float *grad_keys, *grad_values, *room;
+  // The keys of the task, and the gradients of queries that the tasks of a head share, if there are
+  // several.
+  int64_t lower = 0, upper = a.keys;
+  float* shared_result = nullptr;
 
   static constexpr int64_t block = d_tile_rows<cell>::block;
   static constexpr int64_t lines = block * d_query_step, scores = block * d_keys;
   static constexpr int64_t needed = 5 * lines + 3 * scores;
 
-  void rows(int64_t b, int64_t h, int64_t first) const {
+  // Whether added mask values absorb the scores of a row with this log-sum-exp.
+  bool absorbed(float base) const { return base <= d_hidden && !a.replaces(); }
+  // Whether the weights of a row that sees `end` keys are made from all its scores and not from its
+  // log-sum-exp.
+  bool is_exact(float base, int64_t end) const {
+    return d_abs(base) > (end > d_keys ? d_large_of_many<T> : d_large) && !absorbed(base);
+  }
+  bool has_exact_rows(int64_t b, int64_t h) const {
+    for (int64_t i = 0; i < a.rows; ++i) {
+      const float sum = sums.at(b, h)[i * sums.row];
+      const int64_t last = d_least(i / block * block + block, a.rows);
+      if (sum != -d_inff && is_exact(sum, a.seen(last))) return true;
+    }
+    return false;
+  }
+
+  void rows(int64_t b, int64_t h, int64_t first, const d_key_order& order, int64_t number) const {
     const int64_t count = d_least(a.rows - first, block), stacks = d_cells_of<T>(count);
     const int64_t tiles = d_round_up(count, d_tile_rows<cell>::most);
     const int64_t depth = a.padded_depth(), width = a.padded_width();
     const int64_t in_depth = d_cells_of<T>(a.depth), in_width = d_cells_of<T>(a.width);
+    const int64_t all = a.seen(first + count), end = d_least(all, upper);
+    if (lower && end <= lower) return order.end(number);  // nor do later tasks add anything
     cell *queries = (cell*)room, *grads = queries + lines;
     cell *query_panels = grads + lines, *grad_panels = query_panels + lines;
-    float *result = room + 4 * lines, *weights = result + lines, *slopes = weights + scores;
+    float *own_result = room + 4 * lines, *weights = own_result + lines, *slopes = weights + scores;
     cell* stacked = (cell*)(slopes + scores);
+    float* result = shared_result ? shared_result + number * block * depth : own_result;
+    const int64_t result_step = shared_result ? depth : d_query_step;
     float shared[block], base[block], inverse[block];
     bool exact[block];  // whether a row's weights are not made from its log-sum-exp
     const T *query = a.q.at(b, h) + first * a.q.row, *grad_rows = grad.at(b, h) + first * grad.row;
@@ -364,28 +419,27 @@ template <class T> struct d_backward {
       const float sum = sums.at(b, h)[(first + i) * sums.row];
       base[i] = sum == -d_inff ? 0 : sum;
     }
-    const int64_t end = a.seen(first + count);
     const auto multiply = [&](int64_t from, int64_t padded) {
-      d_tiles<d_query_step, 1>(tiles, padded, in_depth, queries, keys_transposed + from * in_depth,
-                               in_depth * d_panel, d_panel, weights, d_keys, false);
-      d_tiles<d_query_step, 1>(tiles, padded, in_width, grads, values_transposed + from * in_width,
-                               in_width * d_panel, d_panel, slopes, d_keys, false);
+      const cell *key = keys_transposed + (from - lower) * in_depth;
+      const cell *value = values_transposed + (from - lower) * in_width;
+      d_tiles<d_query_step, 1>(tiles, padded, in_depth, queries, key, in_depth * d_panel, d_panel, weights,
+                               d_keys, false);
+      d_tiles<d_query_step, 1>(tiles, padded, in_width, grads, value, in_width * d_panel, d_panel, slopes,
+                               d_keys, false);
     };
     const auto visible = [&](int64_t i, int64_t from, int64_t n) {
       const int64_t here = a.causal ? d_least(n, first + i + 1 - from) : n;
       return here > 0 && i < count ? here : 0;
     };
-    // Whether added mask values absorb the scores of a row with this log-sum-exp.
-    const auto absorbed = [&](float base) { return base <= d_hidden && !a.replaces(); };
     bool many = false;
     for (int64_t i = 0; i < count; ++i) {
       inverse[i] = 1;
-      exact[i] = end > d_keys && d_abs(base[i]) > d_large_of_many<T> && !absorbed(base[i]);
+      exact[i] = all > d_keys && is_exact(base[i], all);
       many |= exact[i];
     }
     if (many) {
-      d_statistics all[block];
-      for (int64_t i = 0; i < count; ++i) all[i] = {-d_inff, 0, 0};
+      d_statistics found[block];
+      for (int64_t i = 0; i < count; ++i) found[i] = {-d_inff, 0, 0};
       for (int64_t from = 0; from < end; from += d_keys) {
         const int64_t n = d_least(end - from, d_keys);
         multiply(from, d_round_up(n, d_panel));
@@ -394,16 +448,16 @@ template <class T> struct d_backward {
           if (!here || !exact[i]) continue;
           float* score = weights + i * d_keys;
           const float factor = a.add_mask(score, b, h, first + i, from, here);
-          all[i].add(score, slopes + i * d_keys, here, factor);
+          found[i].add(score, slopes + i * d_keys, here, factor);
         }
       }
       for (int64_t i = 0; i < count; ++i)
         if (exact[i]) {
-          base[i] = all[i].top == -d_inff ? 0 : all[i].top, inverse[i] = 1 / all[i].total;
-          shared[i] = all[i].shared * inverse[i];
+          base[i] = found[i].top == -d_inff ? 0 : found[i].top, inverse[i] = 1 / found[i].total;
+          shared[i] = found[i].shared * inverse[i];
         }
     }
-    for (int64_t from = 0; from < end; from += d_keys) {
+    for (int64_t from = lower; from < end; from += d_keys) {
       const int64_t n = d_least(end - from, d_keys), padded = d_round_up(n, d_panel);
       const int64_t whole = d_round_up(n, d_whole<cell>);
       multiply(from, padded);
@@ -411,7 +465,7 @@ template <class T> struct d_backward {
         float *weight = weights + i * d_keys, *slope = slopes + i * d_keys;
         const int64_t here = visible(i, from, n);
         const float factor = a.add_mask(weight, b, h, first + i, from, here);
-        if (here && end <= d_keys && d_abs(base[i]) > d_large && !absorbed(base[i])) {
+        if (here && all <= d_keys && is_exact(base[i], all)) {
           d_exact_slopes(weight, slope, here, factor);
         } else {
 #pragma omp simd
@@ -429,21 +483,25 @@ template <class T> struct d_backward {
       }
       const cell* transposed = d_stack(weights, count, whole, stacked);
       d_tiles<stack::row, stack::step>(whole, width, stacks, transposed, grad_panels, stacks * d_panel, d_panel,
-                         grad_values + from * width, width, true);
+                         grad_values + (from - lower) * width, width, true);
       transposed = d_stack(slopes, count, whole, stacked);
       d_tiles<stack::row, stack::step>(whole, depth, stacks, transposed, query_panels, stacks * d_panel, d_panel,
-                         grad_keys + from * depth, depth, true);
+                         grad_keys + (from - lower) * depth, depth, true);
       for (int64_t i = 0; i < count; ++i)
         d_narrow(slopes + i * d_keys, padded, (cell*)(slopes + i * d_keys));
-      d_tiles<d_keys, 1>(tiles, depth, d_cells_of<T>(n), (const cell*)slopes,
-                         keys + from / d_held<cell> * d_panel, d_cells_of<T>(a.keys) * d_panel,
-                         d_panel, result, d_query_step, from != 0);
+      if (from == lower) order.wait(number);
+      for (int64_t k = 0; k < n; k += d_key_group<cell>)
+        d_tiles<d_keys, 1>(tiles, depth, d_cells_of<T>(d_least(n - k, d_key_group<cell>)),
+                           (const cell*)slopes + k / d_held<cell>,
+                           keys + (from - lower + k) / d_held<cell> * d_panel,
+                           d_cells_of<T>(upper - lower) * d_panel, d_panel, result, result_step, from + k != 0);
     }
     T* to = grad_q.at(b, h) + first * grad_q.row;
-    if (end)
-      d_copy(result, d_query_step, 1, count, a.depth, to, grad_q.row, a.scale);
-    else
+    if (!end)
       for (int64_t i = 0; i < count; ++i) d_clear(to + i * grad_q.row, 0, a.depth);
+    else if (end == all)
+      d_copy(result, result_step, 1, count, a.depth, to, grad_q.row, a.scale);
+    order.end(number);
   }
 };
 
@@ -462,14 +520,25 @@ static void d_attention_backward(void** args, const int64_t* sizes, bool masked)
   const auto sums = a.template next<const float>(args[at + 2]);
   const auto grad_q = a.template next<T>(args[at + 3]), grad_k = a.template next<T>(args[at + 4]);
   const auto grad_v = a.template next<T>(args[at + 5]);
-  const int64_t heads = a.heads / a.groups, tasks = a.batches * heads;
+  const int64_t heads = a.heads / a.groups, pairs = a.batches * heads;
+  const int64_t threads = d_threads();
+  const d_key_parts<cell> cut(pairs, a.keys, threads);
+  const int64_t tasks = pairs * cut.parts;
   const int64_t depth = a.padded_depth(), width = a.padded_width();
   const int64_t keys = d_round_up(a.keys, d_whole<cell>);
   const int64_t of_depth = keys * d_cells_of<T>(a.depth), of_width = keys * d_cells_of<T>(a.width);
   const int64_t of_keys = d_cells_of<T>(a.keys) * depth;
   const int64_t of_gradients = keys * (depth + width);
-  const d_rooms rooms(of_depth + of_width + of_keys + of_gradients + d_backward<T>::needed);
+  const int64_t of_thread = of_depth + of_width + of_keys + of_gradients + d_backward<T>::needed;
+  // Counters and, where heads are divided, gradients of queries: tasks share them.
+  const int64_t blocks = a.groups * ((a.rows + d_backward<T>::block - 1) / d_backward<T>::block);
+  const int64_t of_queries = cut.parts > 1 ? blocks * d_backward<T>::block * depth : 0;
+  const int64_t counters = tasks * sizeof(int64_t) / sizeof(float);
+  const d_rooms rooms(of_thread, threads + (counters + pairs * of_queries) / of_thread + 1);
   if (!rooms.at) return;
+  float* common = rooms.at + threads * rooms.count;
+  int64_t *ended = (int64_t*)common, taken = 0;
+  d_clear(ended, 0, tasks);
 #pragma omp parallel if (tasks > 1)
   {
     const d_tiles_held held;
@@ -478,21 +547,33 @@ static void d_attention_backward(void** args, const int64_t* sizes, bool masked)
     cell* keys_plain = values_transposed + of_width;
     float* grad_keys = start + of_depth + of_width + of_keys;
     float* grad_values = grad_keys + keys * depth;
-    const d_backward<T> of_block = {a, grad, out, sums, grad_q, keys_transposed, values_transposed, keys_plain,
-                                 grad_keys, grad_values, grad_values + keys * width};
-#pragma omp for schedule(dynamic)
-    for (int64_t task = 0; task < tasks; ++task) {
-      const int64_t b = task / heads, shared = task % heads;
-      d_panels(a.k.at(b, shared), 1, a.k.row, a.depth, a.keys, keys_transposed);
-      d_panels(a.v.at(b, shared), 1, a.v.row, a.width, a.keys, values_transposed);
-      d_panels(a.k.at(b, shared), a.k.row, 1, a.keys, a.depth, keys_plain);
-      d_clear(grad_keys, 0, keys * depth);
-      d_clear(grad_values, 0, keys * width);
-      for (int64_t k = 0; k < a.groups; ++k)
-        for (int64_t first = 0; first < a.rows; first += d_backward<T>::block)
-          of_block.rows(b, shared * a.groups + k, first);
-      d_copy(grad_keys, depth, 1, a.keys, a.depth, grad_k.at(b, shared), grad_k.row, a.scale);
-      d_copy(grad_values, width, 1, a.keys, a.width, grad_v.at(b, shared), grad_v.row);
+    d_backward<T> of_block = {a, grad, out, sums, grad_q, keys_transposed, values_transposed, keys_plain,
+                              grad_keys, grad_values, grad_values + keys * width};
+    // Not a loop of OpenMP, which may give tasks to threads in any order.
+    for (int64_t task; (task = __atomic_fetch_add(&taken, 1, __ATOMIC_RELAXED)) < tasks;) {
+      const int64_t part = task % cut.parts, pair = task / cut.parts;
+      const int64_t b = pair / heads, shared = pair % heads;
+      int64_t lower = part * cut.step(), upper = d_least(a.keys, lower + cut.step());
+      bool whole = cut.parts == 1;
+      for (int64_t k = 0; k < a.groups && !whole; ++k)
+        whole = of_block.has_exact_rows(b, shared * a.groups + k);
+      if (whole && part) continue;
+      if (whole) lower = 0, upper = a.keys;
+      of_block.lower = lower, of_block.upper = upper;
+      of_block.shared_result = whole ? nullptr : common + counters + pair * of_queries;
+      const d_key_order order = {ended + task, part > 0};
+      const T *key = a.k.at(b, shared) + lower * a.k.row, *value = a.v.at(b, shared) + lower * a.v.row;
+      const int64_t n = upper - lower;
+      d_panels(key, 1, a.k.row, a.depth, n, keys_transposed);
+      d_panels(value, 1, a.v.row, a.width, n, values_transposed);
+      d_panels(key, a.k.row, 1, n, a.depth, keys_plain);
+      d_clear(grad_keys, 0, d_round_up(n, d_whole<cell>) * depth);
+      d_clear(grad_values, 0, d_round_up(n, d_whole<cell>) * width);
+      for (int64_t k = 0, number = 0; k < a.groups; ++k)
+        for (int64_t first = 0; first < a.rows; first += d_backward<T>::block, ++number)
+          of_block.rows(b, shared * a.groups + k, first, order, number);
+      d_copy(grad_keys, depth, 1, n, a.depth, grad_k.at(b, shared) + lower * grad_k.row, grad_k.row, a.scale);
+      d_copy(grad_values, width, 1, n, a.width, grad_v.at(b, shared) + lower * grad_v.row, grad_v.row);
     }
   }
 }
