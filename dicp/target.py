@@ -73,9 +73,9 @@ class Facts:
     attention: Mapping[str, FusedAttention] = field(default_factory=dict)
     """The fused attention of the target's graphs, by type of the device that their tensors are on;
     attention on other devices stays unfused."""
-    conv_channels_last: Literal["never", "frozen", "depthwise", "always"] = "never"
-    """In which graphs convolutions get channels-last tensors: "frozen" means graphs whose weights
-    are converted once (`freeze`), "depthwise" these and those with a depthwise convolution."""
+    conv_channels_last: Literal["never", "depthwise", "always"] = "never"
+    """In which graphs convolutions get channels-last tensors: "depthwise" means those with a
+    depthwise convolution."""
     channels_last_dtypes: frozenset[torch.dtype] = frozenset()
     """Dtypes whose convolutions get channels-last tensors in every graph."""
     recomputes_operands: bool = False

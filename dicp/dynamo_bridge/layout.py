@@ -57,8 +57,8 @@ def _pays(gm: fx.GraphModule, context: PassContext) -> bool:
     if any(_weight_type(n) in context.facts.channels_last_dtypes for n in gm.graph.nodes):
         return True
     if wanted == "depthwise":
-        return context.config.freeze or any(_is_depthwise(n) for n in gm.graph.nodes)
-    return wanted == "always" or (wanted == "frozen" and context.config.freeze)
+        return any(_is_depthwise(n) for n in gm.graph.nodes)
+    return wanted == "always"
 
 
 def _weight_type(node: fx.Node) -> torch.dtype | None:

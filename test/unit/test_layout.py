@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import torch.nn.functional as F
 from support.graphs import apply, capture, check_same_numbers, context_of, rewrite
 from torch import Tensor, nn
 
+from dicp.config import Config
 from dicp.dynamo_bridge.analysis.values import is_channels_last
 from dicp.dynamo_bridge.layout import LAYOUT, assign_layouts
 from dicp.dynamo_bridge.passes.canonicalize import CANONICALIZE
@@ -139,11 +141,16 @@ def test_transposed_and_grouped() -> None:
     check_same_numbers(before, graph.run(), exact)
 
 
+@pytest.mark.parametrize("frozen", [False, True])
 @pytest.mark.parametrize("groups, wanted", [(4, True), (2, False), (1, False)])
-def test_depthwise_convolutions_decide_where_the_target_says_so(groups: int, wanted: bool) -> None:
+def test_depthwise_convolutions_decide_where_the_target_says_so(
+    groups: int, wanted: bool, frozen: bool
+) -> None:
+    """Frozen parameters decide nothing: conversions of weights are not what convolutions cost."""
     model: Any = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Conv2d(4, 8, 3, groups=groups))
     (graph,) = capture(model, torch.randn(2, 3, 8, 8))
-    assert apply(graph, [LAYOUT], conv_channels_last="depthwise") == wanted
+    context = context_of(graph, conv_channels_last="depthwise")
+    assert assign_layouts(graph.gm, replace(context, config=Config(freeze=frozen))) == wanted
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
