@@ -577,6 +577,26 @@ static void d_copy(const T* from, int64_t row_step, int64_t column_step, int64_t
 }
 
 // ---- packing --------------------------------------------------------------------------------
+// Prefetches the line of a row that is packed later, with the rows in between. Rows of a strip are short
+// and far apart: the hardware prefetcher does not find the next ones.
+template <class T> d_inline void d_prefetch_ahead(const T* at, int64_t row_step) {
+  __builtin_prefetch(at + 16 * row_step);
+}
+// Panels of a row-major operand of floats; each row is read once.
+static void d_row_panels(const float* from, int64_t row_step, int64_t depth, int64_t columns, float* to) {
+  const int64_t whole = columns / d_panel * d_panel;
+  if (whole < columns) d_clear(to, whole * depth, (whole + d_panel) * depth);
+  for (int64_t k = 0; k < depth; ++k, from += row_step) {
+    for (int64_t j = 0; j < whole; j += d_panel) {
+      d_prefetch_ahead(from + j, row_step);
+      d_prefetch_ahead(from + j + d_lanes, row_step);
+      const d_vec *at = (const d_vec*)(from + j), left = at[0], right = at[1];
+      d_vec* panel = (d_vec*)(to + j * depth + k * d_panel);
+      panel[0] = left, panel[1] = right;
+    }
+    for (int64_t j = whole; j < columns; ++j) to[whole * depth + k * d_panel + j - whole] = from[j];
+  }
+}
 // Packs the left operand: the cells of each row, row after row.
 template <class T>
 static void d_lines(const T* from, int64_t row_step, int64_t column_step, int64_t rows,
@@ -626,7 +646,7 @@ static void d_layers(const d_bf16* from, int64_t row_step, int64_t column_step, 
     for (int64_t j = 0; j < columns; ++j)
       d_make(to + j, from + j * column_step, row_step, depth - k);
 }
-// Panels of a row-major operand; each pair of rows is read once, as neighbours are prefetched.
+// Panels of a row-major operand; each pair of rows is read once.
 static void d_woven_panels(const d_bf16* from, int64_t row_step, int64_t depth, int64_t columns,
                            d_pair* to) {
   const int64_t cells = d_cells_of<d_bf16>(depth), whole = columns / d_panel * d_panel;
@@ -634,6 +654,8 @@ static void d_woven_panels(const d_bf16* from, int64_t row_step, int64_t depth, 
   for (int64_t k = 0; k < cells; ++k, from += 2 * row_step)
     for (int64_t j = 0; j < columns; j += d_panel) {
       d_pair* panel = to + j * cells + k * d_panel;
+      d_prefetch_ahead(from + j, row_step);
+      d_prefetch_ahead(from + row_step + j, row_step);
       const int64_t n = d_least(columns - j, d_panel);
       if (2 * k + 1 < depth)
         d_weave(from + j, from + row_step + j, n, panel);
@@ -649,6 +671,8 @@ template <class W, class T = W>
 static void d_panels(const W* from, int64_t row_step, int64_t column_step, int64_t depth,
                      int64_t columns, d_cell<T>* to) {
   const int64_t size = d_cells_of<T>(depth) * d_panel;
+  if constexpr (sizeof(W) == sizeof(float))
+    if (column_step == 1) return d_row_panels(from, row_step, depth, columns, to);
 #if defined(__AVX512BF16__)
   if constexpr (d_held<d_cell<T>> == 2 && sizeof(W) == 2)
     if (column_step == 1) return d_woven_panels(from, row_step, depth, columns, to);
