@@ -27,7 +27,7 @@ from dicp.dynamo_bridge.provenance import dynamo_nodes
 from dicp.dynamo_bridge.thresholds import MOST_VARIANTS
 from dicp.origin import Origin, Place, user_places
 from dicp.target import Artifact, KernelReport, NodeReport, Target
-from dicp.torch_private import ShapeFacts, disable_current_modes
+from dicp.torch_private import ShapeFacts, disable_current_modes, is_object
 from dicp.version import VERSION
 
 _KIND: Final = "graph"
@@ -230,6 +230,8 @@ def _layout(val: Any) -> str:
         return f"{val.dtype} {list(val.shape)} {list(val.stride())} {val.device} {bits}"
     if isinstance(val, (tuple, list)):
         return f"({', '.join(map(_layout, val))})"
+    if is_object(val):
+        return "object"  # its text has an address
     return f"{type(val).__name__} {val}"
 
 

@@ -112,6 +112,8 @@ class CapturedProgram:
             return self.run(inputs)
         if self._calls < ORDINARY_RUNS:
             self._calls += 1
+            if not all(isinstance(inputs[k], torch.Tensor) for k in _tensors(self.program)):
+                self._give_up("an input is no tensor")
             return self.run(inputs)
         with self._lock:
             return self._from_capture(inputs)

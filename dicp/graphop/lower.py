@@ -26,7 +26,14 @@ from dicp.origin import origin_of, user_line
 from dicp.rule_errors import described, naming_rule, paired_results, rule_error
 from dicp.rules import NoRule, RuleTable
 from dicp.target import Decision, LowerContext, NodeReport, unreadable
-from dicp.torch_private import OpOverload, expression_of, hint_of, is_plain_symbol, schema_of
+from dicp.torch_private import (
+    OpOverload,
+    expression_of,
+    hint_of,
+    is_object,
+    is_plain_symbol,
+    schema_of,
+)
 
 
 @dataclass(eq=False)
@@ -91,14 +98,14 @@ class Lowering:
     def _placeholder(self, node: fx.Node) -> Any:
         position = len(self.inputs)
         val = node.meta.get("val")
-        if not isinstance(val, torch.Tensor):
+        if not isinstance(val, torch.Tensor) and not is_object(val):
             self.inputs.append(None)
             if isinstance(val, torch.SymInt):
                 self._bind_symbol(val, [position])
             return val
         slot = Slot(f"in{position}", val)
         self.inputs.append(slot)
-        for axis, size in enumerate(val.shape):
+        for axis, size in enumerate(getattr(val, "shape", ())):
             self._bind_symbol(size, [position, axis])
         return Entry(val, slot)
 

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch._C._dynamo import guards as native_guards
 from torch._guards import TracingContext
+from torch._library.fake_class_registry import FakeScriptObject
 from torch._subclasses.fake_impls import register_op_impl
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.multiprocessing.reductions import StorageWeakRef
@@ -36,6 +37,12 @@ def traced_fake_mode() -> FakeTensorMode | None:
     """The mode of the fake tensors that PyTorch traces now; None where it does not trace."""
     context = TracingContext.try_get()
     return None if context is None else context.fake_mode
+
+
+def is_object(value: Any) -> bool:
+    """Whether an input's traced value stands for an object that operators take beside tensors: a
+    device mesh, a generator, a TorchScript object, one of a type registered as opaque."""
+    return isinstance(value, (FakeScriptObject, torch.ScriptObject))
 
 
 def storage_use_count(storage: torch.UntypedStorage) -> int:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 BACKENDS = pytest.mark.parametrize("backend", ["cpugraph", "ascendgraph"])
 
@@ -93,3 +96,53 @@ def test_digits_of_integers_are_refused_as_by_eager(backend: str) -> None:
     assert torch.equal(compiled(x), fn(x))
     with pytest.raises(RuntimeError, match="not implemented for 'Long'"):
         compiled(x.long())
+
+
+class Scale(torch._library.opaque_object.OpaqueBase):
+    """An object that operators take beside tensors."""
+
+    def __init__(self, factor: float) -> None:
+        self.factor = factor
+
+
+torch._library.opaque_object.register_opaque_type(Scale, typ="reference")
+
+
+@torch.library.custom_op("dicp_test::scaled", mutates_args=())
+def scaled(x: Tensor, scale: Scale) -> Tensor:
+    return x * scale.factor
+
+
+@scaled.register_fake
+def _(x: Tensor, scale: Scale) -> Tensor:
+    return torch.empty_like(x)
+
+
+@BACKENDS
+def test_an_operator_takes_an_object(backend: str) -> None:
+    compiled = torch.compile(lambda x, scale: scaled(x + 1, scale) * 2, backend=backend)
+    x = torch.randn(4, 3)
+    for factor in (2.0, 3.0):
+        torch.testing.assert_close(compiled(x, Scale(factor)), (x + 1) * factor * 2)
+
+
+@pytest.fixture(scope="module")
+def mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dist.DeviceMesh]:
+    """One for all tests: with a second, PyTorch's partitioner fails on every backend."""
+    store = dist.FileStore(str(tmp_path_factory.mktemp("mesh") / "store"), 1)
+    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+    yield dist.init_device_mesh("cpu", (1,))
+    dist.destroy_process_group()
+
+
+@BACKENDS
+def test_distributed_tensors_are_taken_and_returned(backend: str, mesh: dist.DeviceMesh) -> None:
+    x, weight = torch.randn(4, 6), torch.randn(6, 5)
+    ours = distribute_tensor(weight, mesh, [Shard(1)]).requires_grad_()
+    given = distribute_tensor(x, mesh, [Replicate()])
+    found = torch.compile(lambda x, w: (x @ w).relu() + 1, backend=backend)(given, ours)
+    torch.testing.assert_close(found.full_tensor(), (x @ weight).relu() + 1)
+    found.full_tensor().sum().backward()
+    assert ours.grad is not None
+    expected = x.t() @ (x @ weight > 0).float()
+    torch.testing.assert_close(ours.grad.full_tensor(), expected)

@@ -27,7 +27,7 @@ from dicp.origin import origin_of
 from dicp.rule_errors import described, naming_rule, paired_results, rule_error
 from dicp.rules import NoRule, RuleEntry, RuleTable
 from dicp.target import LowerContext, NodeReport, unreadable
-from dicp.torch_private import OpOverload, expression_of, schema_of
+from dicp.torch_private import OpOverload, expression_of, is_object, schema_of
 
 
 class Lowering(GraphBuilder):
@@ -69,7 +69,10 @@ class Lowering(GraphBuilder):
             ref = self._tensor_ref(name, val, "input")
             self.graph.inputs.append(ref)
             return self.value_of(ref)
-        self.graph.inputs.append(Ref(name, (), torch.int64, (), "input"))
+        ref = Ref(name, (), torch.int64, (), "input", opaque=True)
+        self.graph.inputs.append(ref)
+        if is_object(val):
+            return ref
         if isinstance(val, (torch.SymInt, int)) and not isinstance(val, bool):
             expr = as_size(val)
             self.graph.sizes[position] = expr

@@ -148,7 +148,8 @@ class ExecutionPlan:
     def _inputs(self, given: Sequence[Any]) -> Callable[[Environment, Sequence[Any]], None]:
         """A function that puts a run's inputs into its environment, their addresses into the table.
 
-        Which inputs have no address (effect tokens, sparse tensors) is the same at every run.
+        Which inputs have no address (effect tokens, sparse tensors, objects that are no tensors)
+        is the same at every run.
         """
         table, no_memory = self.table, self._no_memory
         slots = [slot for _, slot in self.placement.inputs]
@@ -161,7 +162,7 @@ class ExecutionPlan:
             (alias, slot - first, offset)
             for slot in slots for alias, offset in self.placement.aliases.get(slot, ())
         ]  # fmt: skip
-        lost = [k for k in positions if given[k] is None or given[k].layout != torch.strided]
+        lost = [k for k in positions if not _is_strided(given[k])]
 
         read = {self.placement.root(slot) for slot in self.placement.launched}
         by_kernels = {k for k, slot in self.placement.inputs if slot in read}
@@ -506,6 +507,11 @@ class ExecutionPlan:
         assert isinstance(whole, torch.Tensor)
         offset = whole.storage_offset() + self.placement.offset(slot)
         return whole.as_strided(buffer.shape, buffer.strides, offset)
+
+
+def _is_strided(value: Any) -> bool:
+    """Whether an input has memory that an address and strides describe."""
+    return isinstance(value, torch.Tensor) and value.layout == torch.strided
 
 
 def _by(runner: Runner, call: RunStep, step: Step) -> RunStep:
