@@ -90,10 +90,15 @@ def _compile_in_stages(
 
 
 def _with_parameters(gm: Any, run: Any, parameters: list[Any]) -> Callable[..., Any]:
-    """`run` with Dynamo's signature: without the module's own parameters, inputs not boxed."""
+    """`run` with Dynamo's signature: without the module's own parameters, inputs not boxed.
+
+    Inputs with tangents (forward-mode differentiation) run `gm` in eager: compiled code has none.
+    """
     if isinstance(gm, torch_private.GmWrapper):
 
         def forward_boxed(inputs: list[Any]) -> Any:
+            if torch_private.have_tangents(inputs, parameters):
+                return gm(*inputs)
             everything = [*parameters, *inputs]
             inputs.clear()
             return run(everything)
@@ -101,6 +106,8 @@ def _with_parameters(gm: Any, run: Any, parameters: list[Any]) -> Callable[..., 
         return forward_boxed
 
     def forward(*inputs: Any) -> Any:
+        if torch_private.have_tangents(inputs, parameters):
+            return gm(*inputs)
         return run([*parameters, *inputs])
 
     return forward

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -11,6 +11,7 @@ from torch._guards import TracingContext
 from torch._library.fake_class_registry import FakeScriptObject
 from torch._subclasses.fake_impls import register_op_impl
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.autograd import forward_ad
 from torch.multiprocessing.reductions import StorageWeakRef
 
 empty_strided_cpu = native_guards._empty_strided_cpu  # type: ignore[attr-defined]
@@ -43,6 +44,15 @@ def is_object(value: Any) -> bool:
     """Whether an input's traced value stands for an object that operators take beside tensors: a
     device mesh, a generator, a TorchScript object, one of a type registered as opaque."""
     return isinstance(value, (FakeScriptObject, torch.ScriptObject))
+
+
+def have_tangents(*groups: Sequence[Any]) -> bool:
+    """Whether a tensor among the values has a tangent, of forward-mode differentiation."""
+    level = forward_ad._current_level
+    if level < 0:
+        return False
+    tensors = (value for values in groups for value in values if isinstance(value, torch.Tensor))
+    return any(torch._VF._unpack_dual(tensor, level=level)[1] is not None for tensor in tensors)
 
 
 def storage_use_count(storage: torch.UntypedStorage) -> int:

@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 BACKENDS = pytest.mark.parametrize("backend", ["cpugraph", "ascendgraph"])
@@ -96,6 +97,27 @@ def test_digits_of_integers_are_refused_as_by_eager(backend: str) -> None:
     assert torch.equal(compiled(x), fn(x))
     with pytest.raises(RuntimeError, match="not implemented for 'Long'"):
         compiled(x.long())
+
+
+@BACKENDS
+@pytest.mark.parametrize("grad", [False, True])
+def test_tangents_of_inputs_and_parameters_reach_results(backend: str, grad: bool) -> None:
+    model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2))
+    compiled = torch.compile(model, backend=backend)
+    x, tangent = torch.randn(3, 4), torch.randn(3, 4)
+    with torch.set_grad_enabled(grad):
+        compiled(x)
+        with forward_ad.dual_level():
+            found = forward_ad.unpack_dual(compiled(forward_ad.make_dual(x, tangent)))
+            expected = forward_ad.unpack_dual(model(forward_ad.make_dual(x, tangent)))
+        torch.testing.assert_close(found, expected)
+        with forward_ad.dual_level():
+            weight = model[0].weight.detach().clone()
+            del model[0].weight
+            model[0].weight = forward_ad.make_dual(weight, torch.ones_like(weight))
+            found = forward_ad.unpack_dual(compiled(x))
+            expected = forward_ad.unpack_dual(model(x))
+        torch.testing.assert_close(found, expected)
 
 
 class Scale(torch._library.opaque_object.OpaqueBase):
