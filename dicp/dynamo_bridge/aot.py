@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import gc
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, Final
@@ -23,6 +24,7 @@ from dicp.dynamo_bridge.executables import interpreted
 from dicp.dynamo_bridge.passes.joint import copy_overwritten_inputs, save_compared_floats
 from dicp.dynamo_bridge.passes.redundancy import drop_copies, merge_equal_nodes
 from dicp.dynamo_bridge.provenance import mark_dynamo_nodes
+from dicp.errors import FallbackWarning, InputWithoutMemoryError
 
 
 def compile_graphs(
@@ -93,11 +95,12 @@ def _with_parameters(gm: Any, run: Any, parameters: list[Any]) -> Callable[..., 
     """`run` with Dynamo's signature: without the module's own parameters, inputs not boxed.
 
     Inputs with tangents (forward-mode differentiation) run `gm` in eager: compiled code has none.
+    So do fake tensors, and those of a library's own layout, which kernels cannot read.
     """
     if isinstance(gm, torch_private.GmWrapper):
 
         def forward_boxed(inputs: list[Any]) -> Any:
-            if torch_private.have_tangents(inputs, parameters):
+            if torch_private.is_faking() or torch_private.have_tangents(inputs, parameters):
                 return gm(*inputs)
             everything = [*parameters, *inputs]
             inputs.clear()
@@ -106,9 +109,13 @@ def _with_parameters(gm: Any, run: Any, parameters: list[Any]) -> Callable[..., 
         return forward_boxed
 
     def forward(*inputs: Any) -> Any:
-        if torch_private.have_tangents(inputs, parameters):
+        if torch_private.is_faking() or torch_private.have_tangents(inputs, parameters):
             return gm(*inputs)
-        return run([*parameters, *inputs])
+        try:
+            return run([*parameters, *inputs])
+        except InputWithoutMemoryError as error:
+            warnings.warn(FallbackWarning(f"a graph runs eagerly: {error}"), stacklevel=2)
+            return gm(*inputs)
 
     return forward
 

@@ -10,9 +10,10 @@ from dicp.errors.text import amount, at, indented, sentence, shortened
 
 __all__ = [
     "CollectiveError", "DeviceError", "DeviceMemoryError", "DeviceMovedError", "HostMemoryError",
-    "IndexOutOfBoundsError", "InputMismatchError", "IntegerDivisionByZeroError", "LaunchError",
-    "MixedDevicesError", "ModelMismatchError", "NarrowingError", "ResultMismatchError",
-    "RunFailureError", "RunStatusError", "SizeMismatchError",
+    "IndexOutOfBoundsError", "InputMismatchError", "InputWithoutMemoryError",
+    "IntegerDivisionByZeroError", "LaunchError", "MixedDevicesError", "ModelMismatchError",
+    "NarrowingError", "ResultMismatchError", "RunFailureError", "RunStatusError",
+    "SizeMismatchError",
 ]  # fmt: skip
 
 
@@ -152,6 +153,13 @@ class InputMismatchError(DicpError):
             "Call the function returned by torch.compile, which recompiles where that is needed, "
             "and not the compiled graph itself."
         )
+
+
+class InputWithoutMemoryError(InputMismatchError):
+    """A kernel reads an input that has no memory, or none that strides describe."""
+
+    def __init__(self, index: int, got: str) -> None:
+        super().__init__(index, "a strided tensor with memory", got)
 
 
 class ResultMismatchError(DicpError):

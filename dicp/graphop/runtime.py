@@ -14,7 +14,12 @@ from typing import Any
 
 import torch
 
-from dicp.errors import IndexOutOfBoundsError, InputMismatchError, ResultMismatchError
+from dicp.errors import (
+    IndexOutOfBoundsError,
+    InputMismatchError,
+    InputWithoutMemoryError,
+    ResultMismatchError,
+)
 from dicp.graphop.strides import inverse
 from dicp.graphop.thresholds import MAX_PLANS
 from dicp.origin import in_user_frames, lines_of
@@ -346,6 +351,8 @@ class _Plan:
         """Whether the inputs are what the graph was compiled for."""
         for position, slot in self.inputs:
             tensor, row = inputs[position], self.slots[slot]
+            if slot in self.compiled and tensor.layout != torch.strided:
+                raise InputWithoutMemoryError(position, f"one of layout {tensor.layout}")
             if tensor is None or "strides" not in row or tensor.layout != torch.strided:
                 continue
             dtype = getattr(torch, row["dtype"])
@@ -368,7 +375,7 @@ class _Plan:
         for position, slot in self.inputs:
             env[slot] = inputs[position]
             if slot in self.compiled and not env[slot].data_ptr() and env[slot].numel():
-                raise InputMismatchError(position, "a tensor with memory", "one without storage")
+                raise InputWithoutMemoryError(position, "one without storage")
         inputs.clear()
         self._run_once(env)
         for step, dead in self.steps:

@@ -18,6 +18,8 @@ empty_strided_cpu = native_guards._empty_strided_cpu  # type: ignore[attr-define
 """`torch.empty_strided(size, stride, dtype)` on the CPU, bypassing the dispatcher."""
 reinterpret_tensor = native_guards._reinterpret_tensor  # type: ignore[attr-defined]
 """`tensor.as_strided(size, stride, tensor.storage_offset() + offset)`, bypassing the dispatcher."""
+_dispatch_mode = torch._C._get_dispatch_mode  # type: ignore[attr-defined]
+_FAKE = torch._C._TorchDispatchModeKey.FAKE
 _get_device = torch._C.TensorBase.device.__get__  # type: ignore[attr-defined]
 
 
@@ -44,6 +46,11 @@ def is_object(value: Any) -> bool:
     """Whether an input's traced value stands for an object that operators take beside tensors: a
     device mesh, a generator, a TorchScript object, one of a type registered as opaque."""
     return isinstance(value, (FakeScriptObject, torch.ScriptObject))
+
+
+def is_faking() -> bool:
+    """Whether a mode of this thread makes every new tensor a fake one."""
+    return _dispatch_mode(_FAKE) is not None
 
 
 def have_tangents(*groups: Sequence[Any]) -> bool:

@@ -27,6 +27,7 @@ from dicp.errors import (
     IndexOutOfBoundsError,
     InferenceMismatchError,
     InputMismatchError,
+    InputWithoutMemoryError,
     IntegerDivisionByZeroError,
     InvalidTargetError,
     LaunchError,
@@ -292,6 +293,12 @@ CASES: list[tuple[DicpError, str]] = [
         "input 1 of the compiled graph is float16[2, 3]; the graph was compiled for "
         "float32[2, 3]. Call the function returned by torch.compile, which recompiles where that "
         "is needed, and not the compiled graph itself.",
+    ),
+    (
+        InputWithoutMemoryError(1, "one of layout torch._mkldnn"),
+        "input 1 of the compiled graph is one of layout torch._mkldnn; the graph was compiled for "
+        "a strided tensor with memory. Call the function returned by torch.compile, which "
+        "recompiles where that is needed, and not the compiled graph itself.",
     ),
     (
         ResultMismatchError("aten::nonzero", (4, 1), (0, 1)),

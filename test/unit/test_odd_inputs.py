@@ -12,6 +12,9 @@ from torch import Tensor, nn
 from torch.autograd import forward_ad
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
+from dicp.errors import FallbackWarning
+from dicp.torch_private import FakeTensorMode
+
 BACKENDS = pytest.mark.parametrize("backend", ["cpugraph", "ascendgraph"])
 
 
@@ -118,6 +121,21 @@ def test_tangents_of_inputs_and_parameters_reach_results(backend: str, grad: boo
             found = forward_ad.unpack_dual(compiled(x))
             expected = forward_ad.unpack_dual(model(x))
         torch.testing.assert_close(found, expected)
+
+
+@BACKENDS
+@pytest.mark.filterwarnings("ignore:a graph runs eagerly")
+def test_inputs_that_kernels_cannot_read_run_eagerly(backend: str) -> None:
+    def fn(x: Tensor) -> Tensor:
+        return x.relu().to_dense() + 1
+
+    x = torch.randn(10, 12)
+    compiled = torch.compile(fn, backend=backend)
+    with pytest.warns(FallbackWarning, match="layout torch._mkldnn"):
+        torch.testing.assert_close(compiled(x.to_mkldnn()), fn(x))
+    torch.testing.assert_close(compiled(x), fn(x))
+    with FakeTensorMode():
+        assert compiled(torch.empty(10, 12)).shape == (10, 12)
 
 
 class Scale(torch._library.opaque_object.OpaqueBase):
