@@ -11,7 +11,7 @@ from torch import fx
 
 from dicp.cache import Cache
 from dicp.target import Executable
-from dicp.torch_private import OutputCode
+from dicp.torch_private import OutputCode, is_batched, map_over_batch
 
 Kind = Literal["joint", "forward", "backward", "inference"]
 T = TypeVar("T")
@@ -68,6 +68,8 @@ class CompiledGraph(OutputCode):
     def __call__(self, inputs: Sequence[Any]) -> Any:
         for position in self.tangents:
             tangent = inputs[position]
+            if is_batched(tangent):  # `is_grads_batched` of torch.autograd.grad
+                return map_over_batch(self, inputs)
             if tangent.is_neg() or tangent.is_conj():
                 inputs = inputs if isinstance(inputs, list) else list(inputs)
                 inputs[position] = tangent.resolve_conj().resolve_neg()

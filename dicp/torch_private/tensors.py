@@ -62,6 +62,32 @@ def have_tangents(*groups: Sequence[Any]) -> bool:
     return any(torch._VF._unpack_dual(tensor, level=level)[1] is not None for tensor in tensors)
 
 
+def is_batched(tensor: torch.Tensor) -> bool:
+    """Whether a tensor stands for one of a batch, under the `vmap` of the autograd engine."""
+    return torch._C._functorch.is_legacy_batchedtensor(tensor)
+
+
+def map_over_batch(run: Callable[[list[Any]], Any], inputs: Sequence[Any]) -> list[Any]:
+    """The batched results of a function that takes no batched tensors: one run for each element of
+    the innermost batch."""
+    level = torch._C._vmapmode_increment_nesting() - 1
+    torch._C._vmapmode_decrement_nesting()
+    whole = {
+        k: torch._remove_batch_dim(value, level, 1, 0)
+        for k, value in enumerate(inputs) if isinstance(value, torch.Tensor) and is_batched(value)
+    }  # fmt: skip
+    (size,) = {batch.shape[0] for batch in whole.values()}
+    runs = [
+        run([whole[k][row] if k in whole else value for k, value in enumerate(inputs)])
+        for row in range(size)
+    ]
+    return [
+        torch._add_batch_dim(torch.stack(results), 0, level)
+        if isinstance(results[0], torch.Tensor) else results[0]
+        for results in zip(*runs, strict=True)
+    ]  # fmt: skip
+
+
 def storage_use_count(storage: torch.UntypedStorage) -> int:
     """How many tensors and storages of Python share the memory of `storage`."""
     return int(torch._C._storage_Use_Count(storage._cdata))

@@ -124,6 +124,22 @@ def test_tangents_of_inputs_and_parameters_reach_results(backend: str, grad: boo
 
 
 @BACKENDS
+def test_gradients_of_a_batch(backend: str) -> None:
+    def fn(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        return (x.sin() * x).cumsum(0) * y.sum(), x[:, None] * y
+
+    x, y = torch.randn(5), torch.randn(3)
+    compiled = torch.compile(fn, backend=backend)
+    found = torch.autograd.functional.jacobian(compiled, (x, y), vectorize=True)
+    torch.testing.assert_close(found, torch.autograd.functional.jacobian(fn, (x, y)))
+    x.requires_grad_()
+    batch = torch.randn(4, 5, 3)
+    (found,) = torch.autograd.grad(compiled(x, y)[1], x, batch, is_grads_batched=True)
+    (expected,) = torch.autograd.grad(fn(x, y)[1], x, batch, is_grads_batched=True)
+    torch.testing.assert_close(found, expected)
+
+
+@BACKENDS
 @pytest.mark.filterwarnings("ignore:a graph runs eagerly")
 def test_inputs_that_kernels_cannot_read_run_eagerly(backend: str) -> None:
     def fn(x: Tensor) -> Tensor:
