@@ -97,10 +97,11 @@ def _with_parameters(gm: Any, run: Any, parameters: list[Any]) -> Callable[..., 
     Inputs with tangents (forward-mode differentiation) run `gm` in eager: compiled code has none.
     So do fake tensors, and those of a library's own layout, which kernels cannot read.
     """
+    need_eager = torch_private.need_eager
     if isinstance(gm, torch_private.GmWrapper):
 
         def forward_boxed(inputs: list[Any]) -> Any:
-            if torch_private.is_faking() or torch_private.have_tangents(inputs, parameters):
+            if need_eager(inputs, parameters):
                 return gm(*inputs)
             everything = [*parameters, *inputs]
             inputs.clear()
@@ -109,7 +110,7 @@ def _with_parameters(gm: Any, run: Any, parameters: list[Any]) -> Callable[..., 
         return forward_boxed
 
     def forward(*inputs: Any) -> Any:
-        if torch_private.is_faking() or torch_private.have_tangents(inputs, parameters):
+        if need_eager(inputs, parameters):
             return gm(*inputs)
         try:
             return run([*parameters, *inputs])

@@ -48,17 +48,15 @@ def is_object(value: Any) -> bool:
     return isinstance(value, (FakeScriptObject, torch.ScriptObject))
 
 
-def is_faking() -> bool:
-    """Whether a mode of this thread makes every new tensor a fake one."""
-    return _dispatch_mode(_FAKE) is not None
-
-
-def have_tangents(*groups: Sequence[Any]) -> bool:
-    """Whether a tensor among the values has a tangent, of forward-mode differentiation."""
+def need_eager(inputs: Sequence[Any], parameters: Sequence[Any]) -> bool:
+    """Whether this thread makes fake tensors only, or one of these has a tangent, of forward-mode
+    differentiation: compiled code takes neither."""
+    if _dispatch_mode(_FAKE) is not None:
+        return True
     level = forward_ad._current_level
     if level < 0:
         return False
-    tensors = (value for values in groups for value in values if isinstance(value, torch.Tensor))
+    tensors = (value for value in (*inputs, *parameters) if isinstance(value, torch.Tensor))
     return any(torch._VF._unpack_dual(tensor, level=level)[1] is not None for tensor in tensors)
 
 
