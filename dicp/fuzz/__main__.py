@@ -27,6 +27,9 @@ def fuzz(
     without: Annotated[
         list[str] | None, typer.Option(help="A template of the table not to draw.")
     ] = None,
+    group: Annotated[
+        str, typer.Option(help="A group of the table that half of the statements come from.")
+    ] = "",
     out: Annotated[Path | None, typer.Option(help="A file that finds are added to.")] = None,
     show: Annotated[int | None, typer.Option(help="Only print the programs of a batch.")] = None,
 ) -> None:
@@ -39,7 +42,7 @@ def fuzz(
     except RuntimeError as unknown:
         raise typer.BadParameter(str(unknown), param_hint="--backend") from unknown
     if show is not None:
-        drawn = draw_batch(f"{seed}/{show}", backend, batch, without or ())
+        drawn = draw_batch(f"{seed}/{show}", backend, batch, without or (), group)
         sys.stdout.write(f"# {drawn.mode}\n" + "\n".join(p.source() for p in drawn.programs))
         return
 
@@ -54,7 +57,7 @@ def fuzz(
     def progress(text: str) -> None:
         sys.stderr.write(f"{text}\n")
 
-    plan = Plan(backend, seed, seconds, programs, jobs, batch, tuple(without or ()))
+    plan = Plan(backend, seed, seconds, programs, jobs, batch, tuple(without or ()), group)
     tally = run(plan, report, progress)
     sys.stdout.write(f"{tally}\n")
     raise typer.Exit(1 if tally.finds else 0)

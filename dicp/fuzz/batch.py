@@ -16,16 +16,19 @@ from dicp.fuzz.check import REFERENCE, Mode, Problem, check, evaluate, quiet
 from dicp.fuzz.generate import generate
 from dicp.fuzz.program import CALLS, Program, TensorInput, merged
 from dicp.fuzz.rounding import is_unstable
+from dicp.fuzz.row import Row
 from dicp.fuzz.slots import SIZES, Choices
-from dicp.fuzz.table import ROWS
+from dicp.fuzz.table import GROUPS, ROWS
 from dicp.torch_private import FakeTensorMode
 
 ODD_SIZES = ((5, 1), (7, 0), (2, 6), (1, 4))
 
 
-DYNAMIC_SHARES = (93, 2, 5)
+DYNAMIC_SHARES = (91, 3, 6)
 """How many graphs have static sizes, symbolic ones, and symbolic ones from their second call on.
 Symbols cost PyTorch's front end several times the time of numbers."""
+SIZE_SHARES = (40, 40, 20)
+"""The same where sizes are computed."""
 DYNAMO_SHARE = 0.15
 """The share of the static graphs that Dynamo captures."""
 
@@ -62,10 +65,16 @@ class Outcome:
     unstable: list[Program] = field(default_factory=list)
 
 
-def draw_batch(seed: str, backend: str, size: int, without: Collection[str] = ()) -> Batch:
-    """The programs of a seed. `without`: templates not to draw."""
+def draw_batch(
+    seed: str, backend: str, size: int, without: Collection[str] = (), group: str = ""
+) -> Batch:
+    """The programs of a seed. `without`: templates not to draw; `group`: one of the table, which
+    half of the statements are drawn from."""
     rng = random.Random(seed)
-    dynamic = rng.choices((False, True, None), DYNAMIC_SHARES)[0]
+    group = group or rng.choice(tuple(GROUPS))
+    shares = SIZE_SHARES if group == "sizes" else DYNAMIC_SHARES
+    dynamic = rng.choices((False, True, None), shares)[0]
+    shared = rng.random() < (0.4 if group == "in_place" else 0.05)
     changing = dynamic is not False
     sizes = [tuple(rng.sample(SIZES, CALLS)) for _ in range(2)]
     sizes += [(rng.choice(SIZES),) * CALLS for _ in range(2)]
@@ -75,16 +84,30 @@ def draw_batch(seed: str, backend: str, size: int, without: Collection[str] = ()
         backend,
         dynamic,
         fuse=rng.random() < 0.85,
-        cached=rng.random() < 0.08,
+        cached=rng.random() < (0.4 if shared else 0.08),
         optimized=rng.random() < 0.1,
     )
-    if not (changing or mode.cached):
+    if not (changing or mode.cached or shared):  # which need guards
         mode = replace(mode, dynamo=rng.random() < DYNAMO_SHARE)
-    choices = Choices(changing, rng.random() < 0.35, tuple(sizes) if changing else ())
-    rows = [row for row in ROWS if row.template not in without]
+    choices = Choices(
+        changing,
+        grad=rng.random() < 0.4,
+        sizes=tuple(sizes) if changing else (),
+        numbers=mode.dynamo,
+        special=0.4 if rng.random() < (0.5 if group == "powers" else 0.1) else 0.04,
+        shared=shared,
+        whole=0.5 if rng.random() < 0.15 else 0.08,
+    )
+    rows = [row for row in drawn_rows(group) if row.template not in without]
     drawn = (generate(rng, choices, rows) for _ in itertools.count())
     programs = itertools.islice((p for p in drawn if p.statements), size // (1 + changing))
     return Batch(mode, tuple(valid(program) for program in programs))
+
+
+def drawn_rows(group: str) -> list[Row]:
+    """All rows, and as many of one group."""
+    chosen = GROUPS[group]
+    return [*ROWS, *(chosen[k % len(chosen)] for k in range(len(ROWS)))]
 
 
 def valid(program: Program) -> Program:
@@ -107,12 +130,12 @@ def examine(batch: Batch) -> Outcome:
     outcome = Outcome(len(batch.programs))
     for programs, text in failures(batch.programs, batch.mode):
         find = Find(merged(programs) if len(programs) > 1 else programs[0], batch.mode, text)
-        if _fails_in_pytorch(find) or _foretold(find):
+        if _foretold(find) or not (text := own_problem(find.program, find.mode)):
             outcome.pytorch.append(find)
         elif _unstable(find.program, find.mode):
             outcome.unstable.append(find.program)
         else:
-            outcome.finds.append(find)
+            outcome.finds.append(replace(find, text=text))
     return outcome
 
 
@@ -153,18 +176,29 @@ def suspects(programs: Sequence[Program], problems: Sequence[Problem]) -> list[i
 
 def fails(program: Program, mode: Mode) -> str:
     """How the program fails; empty where it does not, or where eager refuses it."""
+    return next(iter(troubles(program, mode).values()), "")
+
+
+def troubles(program: Program, mode: Mode) -> dict[str, str]:
+    """All that is wrong with what a program gives, by place and kind; none where eager refuses it.
+
+    What compiling or running raises is of one kind.
+    """
     try:
         function = program.function()
         for call in range(CALLS):
             evaluate(function, program, call)
     except Exception:
-        return ""
+        return {}
     try:
         problems = check(program, mode)
     except Exception as error:
         torch.compiler.reset()
-        return described(error)
-    return str(problems[0]) if problems else ""
+        return {"raised": described(error)}
+    found: dict[str, str] = {}
+    for each in problems:
+        found.setdefault(f"{each.kind} {each.place} {each.text.split(' ')[0]}", str(each))
+    return found
 
 
 def described(error: Exception) -> str:
@@ -176,9 +210,9 @@ def described(error: Exception) -> str:
 
 
 def _foretold(find: Find) -> bool:
-    """Whether PyTorch's own inference gives other strides or dtypes than eager: those it compiles
-    for."""
-    if "strides" not in find.text and "dtype" not in find.text:
+    """Whether PyTorch's own inference gives other shapes, strides or dtypes than eager: those it
+    compiles for."""
+    if not any(what in find.text for what in ("shape", "strides", "dtype")):
         return False
     try:
         return foretold_forms(find.program) != actual_forms(find.program)
@@ -187,14 +221,14 @@ def _foretold(find: Find) -> bool:
 
 
 def actual_forms(program: Program) -> list[Any]:
-    values = [each.build(0) for each in program.inputs]
+    values = program.build(0)
     with quiet():
         return _forms(program.function()(*values))
 
 
 def foretold_forms(program: Program) -> list[Any]:
     mode = FakeTensorMode(allow_non_fake_inputs=True)
-    values = [each.build(0) for each in program.inputs]
+    values = program.build(0)
     with quiet():
         fakes = [mode.from_tensor(v) if isinstance(v, torch.Tensor) else v for v in values]
         with mode:
@@ -203,21 +237,25 @@ def foretold_forms(program: Program) -> list[Any]:
 
 def _forms(outputs: Sequence[Any]) -> list[Any]:
     tensors = (v if isinstance(v, torch.Tensor) else None for v in outputs)
-    return [None if v is None else (v.dtype, significant_strides(v)) for v in tensors]
+    return [None if v is None else (v.dtype, v.shape, significant_strides(v)) for v in tensors]
 
 
-def _fails_in_pytorch(find: Find) -> bool:
-    """Whether a backend that compiles nothing fails too: AOTAutograd alone makes errors of its own,
-    as with an input changed in place that is also a result."""
-    ways = {True, find.mode.dynamo}
-    return any(
-        fails(find.program, replace(find.mode, backend=REFERENCE, dynamo=way)) for way in ways
-    )
+def own_problem(program: Program, mode: Mode) -> str:
+    """How the program fails where a backend that compiles nothing does not fail in the same way.
+
+    AOTAutograd alone makes errors of its own, as with an input changed in place that is also a
+    result.
+    """
+    mine = troubles(program, mode)
+    for way in sorted({True, mode.dynamo}) if mine else ():
+        theirs = troubles(program, replace(mode, backend=REFERENCE, dynamo=way))
+        mine = {where: text for where, text in mine.items() if where not in theirs}
+    return next(iter(mine.values()), "")
 
 
 def wrong(program: Program, mode: Mode) -> str:
     """How the program fails; empty where rounding errors explain it, too."""
-    text = fails(program, mode)
+    text = own_problem(program, mode)
     return "" if text and _unstable(program, mode) else text
 
 

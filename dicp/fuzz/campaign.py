@@ -12,13 +12,13 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import asdict, dataclass, field, replace
 from typing import IO, Any
 
 from dicp.cache import Cache
 from dicp.config import Config
-from dicp.fuzz.batch import Find, Outcome, draw_batch, examine, fails
+from dicp.fuzz.batch import Batch, Find, Outcome, draw_batch, examine, fails
 from dicp.fuzz.check import Mode
 from dicp.fuzz.program import Program, merged
 from dicp.fuzz.shrink import shrunk
@@ -40,6 +40,8 @@ class Plan:
     jobs: int = 1
     batch: int = 64
     without: tuple[str, ...] = ()
+    group: str = ""
+    """A group of the table that half of the statements come from; one by chance for each batch."""
     shrink_seconds: float = 15.0
     batch_seconds: float = 3600.0
     """A batch that takes longer hangs."""
@@ -91,10 +93,14 @@ def examined(plan: Plan, number: int, muted: set[str]) -> Outcome:
     """A batch examined, each find shrunk."""
     # Routines and drivers, which are the same for all programs, stay.
     Cache.open(Config.from_env()).clear("aot", "graph", "kernel")
-    drawn = draw_batch(f"{plan.seed}/{number}", plan.backend, plan.batch, muted)
+    drawn = drawn_batch(plan, number, muted)
     outcome = examine(drawn)
     outcome.finds = [shrunk(find, plan.shrink_seconds) for find in outcome.finds]
     return outcome
+
+
+def drawn_batch(plan: Plan, number: int, muted: Collection[str]) -> Batch:
+    return draw_batch(f"{plan.seed}/{number}", plan.backend, plan.batch, muted, plan.group)
 
 
 def _plain(outcome: Outcome) -> dict[str, Any]:
@@ -236,7 +242,7 @@ def draws(plan: Plan, number: int, muted: set[str]) -> bool:
 def draw_once(given: dict[str, Any]) -> None:
     """Draw one batch, whatever comes of it but the end of the process."""
     plan = plan_from(given["plan"])
-    draw_batch(f"{plan.seed}/{given['number']}", plan.backend, plan.batch, given["muted"])
+    drawn_batch(plan, given["number"], given["muted"])
 
 
 def plan_from(plain: dict[str, Any]) -> Plan:
@@ -245,7 +251,7 @@ def plan_from(plain: dict[str, Any]) -> Plan:
 
 def _crashed(plan: Plan, number: int, muted: set[str]) -> Find:
     """The smallest part of a batch that ends a process of its own."""
-    drawn = draw_batch(f"{plan.seed}/{number}", plan.backend, plan.batch, muted)
+    drawn = drawn_batch(plan, number, muted)
     programs = drawn.programs
     while len(programs) > 1:
         half = len(programs) // 2

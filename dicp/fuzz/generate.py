@@ -31,6 +31,8 @@ def generate(rng: random.Random, choices: Choices, rows: Sequence[Row] = ROWS) -
     statements: list[Statement] = []
     wanted = rng.choices((1, 2, 3, 4, 6, 9), (15, 35, 25, 15, 7, 3))[0]
     context = rng.choice(CONTEXTS) if rng.random() < 0.06 else ""
+    if choices.shared:
+        scope.new_pair()
     for _ in range(ATTEMPTS):
         if len(statements) == wanted:
             break
@@ -99,7 +101,9 @@ def _as_rounded(casts: re.Match[str]) -> str:
 
 def _executed(scope: Scope, statement: Statement) -> bool:
     """Run the statement in every call; whether it is valid, and its results worth going on with."""
-    used = list(scope.values) if not statement.targets else sorted(statement.uses())
+    used = list(scope.values)
+    if statement.targets:
+        used = sorted(statement.uses() & set(scope.values))
     held = [scope.wide[name] for name in used if name in scope.exact]
     before = [[each[call].detach().clone() for each in held] for call in range(CALLS)]
     try:
@@ -119,6 +123,8 @@ def _executed(scope: Scope, statement: Statement) -> bool:
         scope.values[target] = [call[k] for call in eager]
         scope.wide[target] = [call[k] for call in wide]
         _note_exactness(scope, target, before)
+    for name in used:  # a buffer may be updated
+        _note_exactness(scope, name, before)
     return True
 
 
@@ -149,12 +155,13 @@ def _code(source: str, mode: str) -> CodeType:
 
 
 def _worth(scope: Scope, results: Sequence[torch.Tensor]) -> bool:
+    keeps = 0.9 if scope.choices.special < 0.1 else 0.3
     for value in results:
         if not isinstance(value, torch.Tensor) or value.numel() > MAX_ELEMENTS or value.ndim > 6:
             return False
         if value.is_complex() or value.layout is not torch.strided:
             return False
-        odd = value.dtype.is_floating_point and value.numel() and scope.rng.random() < 0.9
+        odd = value.dtype.is_floating_point and value.numel() and scope.rng.random() < keeps
         if odd and not bool((value.detach().abs() < MAX_VALUE).float().mean() > 0.5):
             return False
     return len({(value.dtype, value.ndim) for value in results}) == 1

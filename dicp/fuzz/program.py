@@ -30,6 +30,9 @@ class TensorInput:
     values: str = "normal"
     seed: int = 0
     grad: bool = False
+    base: str = ""
+    """The input in whose memory this one lies in the calls that `overlaps` names."""
+    overlaps: tuple[str, ...] = ()
 
     def build(self, call: int, wide: bool = False) -> torch.Tensor:
         """The tensor of one call; `wide` gives a floating point one the same values in float64."""
@@ -117,6 +120,10 @@ class Program:
         function: Callable[..., Any] = namespace["program"]
         return function
 
+    def build(self, call: int, wide: bool = False) -> list[torch.Tensor | int | float]:
+        """The arguments of one call."""
+        return list(build_all(self.inputs, call, wide).values())
+
     def pruned(self) -> Program:
         """Without inputs that nothing uses."""
         used = set(self.outputs).union(*(statement.uses() for statement in self.statements))
@@ -129,7 +136,13 @@ class Program:
     @classmethod
     def from_plain(cls, plain: Mapping[str, Any]) -> Program:
         inputs = tuple(
-            TensorInput(**{**each, "shapes": tuple(map(tuple, each["shapes"]))})
+            TensorInput(
+                **{
+                    **each,
+                    "shapes": tuple(map(tuple, each["shapes"])),
+                    "overlaps": tuple(each["overlaps"]),
+                }
+            )
             if "shapes" in each
             else NumberInput(each["name"], tuple(each["numbers"]))
             for each in plain["inputs"]
@@ -138,6 +151,41 @@ class Program:
             Statement(**{**each, "targets": tuple(each["targets"])}) for each in plain["statements"]
         )
         return cls(inputs, statements, tuple(plain["outputs"]), tuple(plain.get("parts", ())))
+
+
+def build_all(
+    inputs: Iterable[Input], call: int, wide: bool = False
+) -> dict[str, torch.Tensor | int | float]:
+    """The arguments of one call by name, in one memory where inputs share it."""
+    inputs = tuple(inputs)
+    values = {each.name: each.build(call, wide) for each in inputs}
+    for each in inputs:
+        if not isinstance(each, TensorInput) or not each.overlaps or each.base not in values:
+            continue
+        base, other = values[each.base], values[each.name]
+        start = OVERLAPS[each.overlaps[call]]
+        assert isinstance(base, torch.Tensor) and isinstance(other, torch.Tensor)
+        if start is not None and (base.shape, base.dtype) == (other.shape, other.dtype):
+            values |= zip((each.base, each.name), _in_one_memory(base, other, start), strict=True)
+    return values
+
+
+OVERLAPS = {"separate": None, "same": 0.0, "half": 0.5, "beside": 1.0}
+"""Where an input begins in the memory of another one, in lengths of that one."""
+
+
+def _in_one_memory(
+    base: torch.Tensor, other: torch.Tensor, start: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Two tensors of one shape and dtype as views of one tensor."""
+    count = base.numel()
+    offset = int(start * count)
+    both = torch.zeros(2 * count, dtype=base.dtype)
+    second = both[offset : offset + count].view(base.shape)
+    second.copy_(other.detach())
+    first = both[:count].view(base.shape)
+    first.copy_(base.detach())
+    return first.requires_grad_(base.requires_grad), second.requires_grad_(other.requires_grad)
 
 
 def names() -> dict[str, Any]:
@@ -195,7 +243,7 @@ def merged(programs: Iterable[Program]) -> Program:
         def rename(text: str, number: int = number) -> str:
             return NAME.sub(lambda found: f"{found.group()}{number:03d}", text)
 
-        inputs += [replace(each, name=rename(each.name)) for each in program.inputs]
+        inputs += [_renamed(each, rename) for each in program.inputs]
         statements += [
             replace(
                 each,
@@ -207,6 +255,12 @@ def merged(programs: Iterable[Program]) -> Program:
         outputs += map(rename, program.outputs)
         parts.append(len(program.outputs))
     return Program(tuple(inputs), tuple(statements), tuple(outputs), tuple(parts))
+
+
+def _renamed(each: Input, rename: Callable[[str], str]) -> Input:
+    if isinstance(each, TensorInput):
+        return replace(each, name=rename(each.name), base=rename(each.base))
+    return replace(each, name=rename(each.name))
 
 
 def _normal(shape: Sequence[int], dtype: torch.dtype, gen: torch.Generator) -> torch.Tensor:
@@ -244,11 +298,35 @@ def _special(shape: Sequence[int], dtype: torch.dtype, gen: torch.Generator) -> 
     return table[torch.randint(0, len(table), shape, generator=gen)]
 
 
+def _spiked(shape: Sequence[int], dtype: torch.dtype, gen: torch.Generator) -> torch.Tensor:
+    """Ordinary numbers, and few that are infinite or none."""
+    value = _normal(shape, dtype, gen)
+    if not dtype.is_floating_point:
+        return value
+    odd = _drawn_from((math.inf, -math.inf, math.nan), shape, dtype, gen)
+    return torch.where(torch.rand(shape, generator=gen, dtype=torch.float64) < 0.06, odd, value)
+
+
+def _added(lowest: bool) -> Callable[..., torch.Tensor]:
+    """A mask that is added to scores: -inf or the lowest number where they are hidden."""
+
+    def draw(shape: Sequence[int], dtype: torch.dtype, gen: torch.Generator) -> torch.Tensor:
+        if not dtype.is_floating_point:
+            return _normal(shape, dtype, gen)
+        low = torch.finfo(dtype).min if lowest else -math.inf
+        return _drawn_from((0.0, 0.0, 1.5, low), shape, dtype, gen)
+
+    return draw
+
+
 VALUES: dict[str, Callable[..., torch.Tensor]] = {
     "normal": _normal,
     "grid": _grid,
     "special": _special,
     "zeros": lambda shape, dtype, gen: torch.zeros(shape, dtype=dtype),
+    "spiked": _spiked,
+    "added_infinity": _added(lowest=False),
+    "added_lowest": _added(lowest=True),
 }
 
 
@@ -273,6 +351,26 @@ def _rows(value: torch.Tensor) -> torch.Tensor:
     return base[..., : value.shape[-1]].copy_(value)
 
 
+def _channels_last(value: torch.Tensor) -> torch.Tensor:
+    formats = {4: torch.channels_last, 5: torch.channels_last_3d}
+    if value.ndim not in formats:
+        return value
+    return value.contiguous(memory_format=formats[value.ndim])
+
+
+def _gaps(value: torch.Tensor) -> torch.Tensor:
+    """Channels last, with gaps in every dimension."""
+    base = _channels_last(value.new_zeros([2 * n for n in value.shape]))
+    return base[tuple(slice(None, None, 2) for _ in value.shape)].copy_(value)
+
+
+def _single_strides(value: torch.Tensor) -> torch.Tensor:
+    """Channels last, but for strides of dimensions of size 1, which are no format's."""
+    value = _channels_last(value)
+    pairs = zip(value.shape, value.stride(), strict=True)
+    return value.as_strided(value.shape, [1 if n == 1 else stride for n, stride in pairs])
+
+
 def _backwards(value: torch.Tensor) -> list[int]:
     return list(reversed(range(value.ndim)))
 
@@ -288,7 +386,7 @@ LAYOUTS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "offset": _offset,
     "expanded": lambda value: value[:1].expand(value.shape) if value.ndim else value,
     "expanded_last": lambda value: value[..., :1].expand(value.shape) if value.ndim else value,
-    "channels_last": lambda value: (
-        value.contiguous(memory_format=torch.channels_last) if value.ndim == 4 else value
-    ),
+    "channels_last": _channels_last,
+    "gaps": _gaps,
+    "single_strides": _single_strides,
 }

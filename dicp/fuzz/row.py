@@ -3,10 +3,12 @@
 A template is Python source. A slot `{kind}` or `{kind_anything}` is drawn by the function of that
 kind in `dicp.fuzz.slots`; the first tensor slot is the subject that shapes of the others follow:
 
-    x any dtype, f float, k integer, b bool, r2 float of rank 2     the subject
+    x any dtype, f float, k integer, b bool, o special floats, r2 float of rank 2     the subject
     y as the subject, broadcastable; z exactly its shape and dtype
     g float, j integer, m bool, broadcastable; w bool of exactly its shape
     d dimension, dd dimensions, s scalar, q positive scalar, n small integer, p positive one, c bool
+    e exponent, low fill of hidden scores, mask and bias of the scores of the subject's rows
+    count, average, stat: buffers, which have no gradient
     t another dtype (a cast), t_float a floating point one, a dtype to accumulate in
     i indices of the first dimension, il of the last, h of the subject's shape, along d
 
@@ -37,7 +39,7 @@ class Row:
     def slots(self) -> tuple[str, ...]:
         """In the order in which they are drawn: the subject first."""
         found = dict.fromkeys(re.findall(r"{(\w+)}", self.template))
-        return tuple(sorted(found, key=lambda slot: not re.match(r"([xfkb]|f32|r\d)(_|$)", slot)))
+        return tuple(sorted(found, key=lambda slot: not re.match(r"([xfkbo]|f32|r\d)(_|$)", slot)))
 
 
 def rows(text: str, exact: bool = False, outs: int = 1) -> list[Row]:

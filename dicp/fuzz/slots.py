@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 
-from dicp.fuzz.program import CALLS, Input, NumberInput, TensorInput
+from dicp.fuzz.program import CALLS, OVERLAPS, Input, NumberInput, TensorInput, build_all
 
 FLOATS = ("float32", "float32", "float32", "float32", "float32", "float64", "bfloat16", "float16")
 INTEGERS = ("int64", "int64", "int32", "uint8", "int8", "int16")
 NUMBERS = ("0", "1", "-1", "2", "0.5", "-2.5", "3", "0.1", "-0.75", "1e-3", "7")
+EXPONENTS = ("0.5", "-0.5", "0", "0.0", "1", "2", "2.0", "3", "-1", "-2", "1.5", "4")
+LOWEST = ("-inf", "-inf", "-1e4", "-1e9", "torch.finfo(torch.float32).min", "0", "2.5")
+"""What hidden scores are replaced by."""
 LAYOUTS = ("transposed", "reversed", "sliced", "rows", "offset", "expanded", "expanded_last",
-           "channels_last")  # fmt: skip
+           "gaps")  # fmt: skip
+IMAGE_LAYOUTS = ("channels_last", "gaps", "single_strides", "transposed")
+"""Of tensors of rank 4 and 5."""
 SIZES = (2, 3, 4, 5, 6, 7, 9, 16, 17, 33)
 MAX_RANK = 5
 
@@ -31,6 +36,14 @@ class Choices:
     grad: bool = False
     sizes: tuple[tuple[int, ...], ...] = ()
     """Sizes of dimensions, one per call."""
+    numbers: bool = False
+    """Python numbers change between the calls."""
+    special: float = 0.04
+    """The share of inputs that hold infinities, NaN, both zeros and the largest numbers."""
+    shared: bool = False
+    """Inputs share memory in some calls."""
+    whole: float = 0.08
+    """The share of integer and boolean tensors where an operator is written for floats."""
 
 
 @dataclass
@@ -54,14 +67,29 @@ class Scope:
     def rank(self, name: str) -> int:
         return self.values[name][0].ndim
 
-    def new_tensor(self, shapes: Sequence[Sequence[int]], dtype: str, plain: bool = False) -> str:
-        """A new input tensor; `plain`: contiguous, of ordinary values."""
+    def new_tensor(
+        self,
+        shapes: Sequence[Sequence[int]],
+        dtype: str,
+        plain: bool = False,
+        grad: bool = True,
+        values: str = "",
+    ) -> str:
+        """A new input tensor; `plain`: contiguous or channels last, of ordinary values."""
         rng = self.rng
         is_float = dtype in FLOATS
-        layout = "contiguous" if plain or rng.random() < 0.6 else rng.choice(LAYOUTS)
-        values = "normal" if plain else rng.choices(
-            ("normal", "grid", "special", "zeros"), (70, 25, 4, 1)
-        )[0]  # fmt: skip
+        is_image = len(shapes[0]) in (4, 5)
+        layout = "contiguous"
+        if is_image and rng.random() < 0.35:
+            layout = "channels_last" if plain else rng.choice(IMAGE_LAYOUTS)
+        elif not plain and rng.random() > 0.6:
+            layout = rng.choice(LAYOUTS)
+        if not values:
+            odd = self.choices.special
+            values = "normal" if plain else rng.choices(
+                ("normal", "grid", "special", "spiked", "zeros"),
+                (0.74 - 2 * odd, 0.25, odd, odd, 0.01),
+            )[0]  # fmt: skip
         each = TensorInput(
             f"x{len(self.inputs)}",
             dtype,
@@ -69,13 +97,31 @@ class Scope:
             layout,
             values,
             rng.randrange(2**31),
-            self.choices.grad and is_float and rng.random() < 0.7,
+            grad and self.choices.grad and is_float and rng.random() < 0.7,
         )
         self.inputs.append(each)
-        self.values[each.name] = [each.build(call) for call in range(CALLS)]
-        self.wide[each.name] = [each.build(call, wide=True) for call in range(CALLS)]
-        self.exact.add(each.name)
+        self._build([each])
         return each.name
+
+    def _build(self, inputs: Sequence[TensorInput]) -> None:
+        for values, wide in ((self.values, False), (self.wide, True)):
+            calls = [build_all(inputs, call, wide) for call in range(CALLS)]
+            for each in inputs:
+                tensors = [call[each.name] for call in calls]
+                values[each.name] = [v for v in tensors if isinstance(v, torch.Tensor)]
+        self.exact |= {each.name for each in inputs}
+
+    def new_pair(self) -> None:
+        """Two input tensors, the second one in the memory of the first in some call."""
+        shapes = self.new_shapes(self.rng.choice((1, 1, 2, 2, 3)))
+        dtype = self.rng.choice((*FLOATS, "int64"))
+        for _ in range(2):
+            self.new_tensor(shapes, dtype, plain=True)
+        base, other = (each for each in self.inputs[-2:] if isinstance(each, TensorInput))
+        overlaps = tuple(self.rng.sample(tuple(OVERLAPS), CALLS))
+        other = replace(other, base=base.name, overlaps=overlaps)
+        self.inputs[-1] = other
+        self._build([base, other])
 
     def new_number(self, numbers: Sequence[int | float]) -> str:
         each = NumberInput(f"i{len(self.inputs)}", tuple(numbers))
@@ -95,6 +141,7 @@ class Scope:
         sizes = [self.size() for _ in range(rank)]
         if rank > 3:  # keeps programs small
             sizes = [tuple(min(size, 6) for size in each) for each in sizes]
+            sizes = [(1,) * CALLS if self.rng.random() < 0.12 else each for each in sizes]
         return [tuple(size[call] for size in sizes) for call in range(CALLS)]
 
 
@@ -165,6 +212,20 @@ def _typed(*groups: Sequence[str]) -> Callable[[Draw], str]:
     return draw
 
 
+def _float(self: Draw) -> str:
+    """A floating point value, or one of a dtype that most such operators convert."""
+    whole = not self.exact and self.rng.random() < self.scope.choices.whole
+    return (_typed(INTEGERS, ("bool",)) if whole else _typed(FLOATS))(self)
+
+
+def _odd(self: Draw) -> str:
+    """A new input of special numbers, or any floating point value."""
+    if self.rng.random() < 0.3:
+        return _typed(FLOATS)(self)
+    shapes = self.scope.new_shapes(self.rng.choice((1, 2, 2, 3)))
+    return self.scope.new_tensor(shapes, self.rng.choice(FLOATS), values="special")
+
+
 def _ranked(rank: int) -> Callable[[Draw], str]:
     """A floating point value of a rank."""
 
@@ -231,8 +292,10 @@ def _narrowed(rng: random.Random, shapes: Sequence[Sequence[int]]) -> list[tuple
     return [tuple(1 if d in ones else shape[d] for d in range(cut, rank)) for shape in shapes]
 
 
-def _formed(form: Callable[[Draw, tuple[int, ...]], tuple[int, ...]]) -> Callable[[Draw], str]:
-    """A new input of the subject's dtype, whose shape follows from the subject's."""
+def _formed(
+    form: Callable[[Draw, tuple[int, ...]], tuple[int, ...]], dtype: str = "", grad: bool = True
+) -> Callable[[Draw], str]:
+    """A new input of a dtype, or of the subject's, whose shape follows from the subject's."""
 
     def draw(self: Draw) -> str:
         subject = self.of_subject()
@@ -244,7 +307,8 @@ def _formed(form: Callable[[Draw, tuple[int, ...]], tuple[int, ...]]) -> Callabl
                 shapes.append(form(self, shape))
             except IndexError:
                 raise Undrawable from None
-        return self.scope.new_tensor(shapes, str(self.scope.dtype(subject))[6:], plain=True)
+        held = str(self.scope.dtype(subject))[6:]
+        return self.scope.new_tensor(shapes, dtype or held, plain=True, grad=grad)
 
     return draw
 
@@ -287,25 +351,30 @@ def _number(low: int, high: int) -> Callable[[Draw], str]:
     """A whole number, or an argument that changes between the calls."""
 
     def draw(self: Draw) -> str:
-        if self.scope.choices.dynamic and self.rng.random() < 0.3:
+        if self.scope.choices.numbers and self.rng.random() < 0.3:
             return self.scope.new_number([self.rng.randint(low, high) for _ in range(CALLS)])
         return str(self.rng.randint(low, high))
 
     return draw
 
 
-def _scalar(self: Draw) -> str:
-    if self.scope.choices.dynamic and self.rng.random() < 0.2:
-        return self.scope.new_number([float(self.rng.choice(NUMBERS)) for _ in range(CALLS)])
-    text = self.rng.choice(NUMBERS)
-    return f"({text})" if text.startswith("-") else text
+def _chosen(texts: Sequence[str], share: float) -> Callable[[Draw], str]:
+    """One of the numbers, or in a share of the cases an argument that changes between the calls."""
+
+    def draw(self: Draw) -> str:
+        if self.scope.choices.numbers and self.rng.random() < share:
+            return self.scope.new_number([float(self.rng.choice(texts)) for _ in range(CALLS)])
+        text = self.rng.choice(texts)
+        return f"({text})" if text.startswith("-") else text
+
+    return draw
 
 
 def _bound(self: Draw) -> str:
     """An end of a slice, often out of range or of other sign in the second call."""
     sizes = self.sizes_of(0)
     low, high = -max(sizes) - 1, max(sizes) + 1
-    if self.scope.choices.dynamic and self.rng.random() < 0.5:
+    if self.scope.choices.numbers and self.rng.random() < 0.5:
         return self.scope.new_number([self.rng.randint(low, high) for _ in range(CALLS)])
     return self.rng.choice((str(self.rng.randint(low, high)), f"{self.subject}.shape[0] // 2", "1"))
 
@@ -315,7 +384,7 @@ def _at(self: Draw) -> str:
     low = min(sizes)
     if low == 0:
         raise Undrawable
-    if self.scope.choices.dynamic and self.rng.random() < 0.5:
+    if self.scope.choices.numbers and self.rng.random() < 0.5:
         return self.scope.new_number([self.rng.randrange(-low, low) for _ in range(CALLS)])
     return str(self.rng.randrange(-low, low))
 
@@ -346,6 +415,56 @@ def _view(self: Draw) -> str:
 def _perm(self: Draw) -> str:
     rank = self.scope.rank(self.of_subject())
     return str(tuple(self.rng.sample(range(rank), rank)))
+
+
+def _mask(self: Draw) -> str:
+    """A boolean mask of the scores that rows of the subject have with each other."""
+    subject, rng = self.of_subject(), self.rng
+    size = f"{subject}.shape[-2]"
+    ones = f"torch.ones({size}, {size}, dtype=torch.bool)"
+    places = f"torch.arange({size})"
+    how = rng.randrange(6)
+    if how == 0:
+        return f"{ones}.{rng.choice(('tril', 'triu'))}({rng.randint(-2, 2)})"
+    if how == 1:
+        return f"({places}[:, None] {rng.choice(('>=', '<', '>'))} {places})"
+    if how == 2:
+        return f"(({places}[:, None] - {places}).abs() <= {rng.randint(0, 2)})"
+    if how == 3:  # keys that are no longer than they are padded
+        return f"({places} < {size} - {rng.randint(0, 2)}).expand({size}, {size})"
+    return self.scope.new_tensor(_score_shapes(self), "bool", plain=how == 4)
+
+
+def _score_shapes(self: Draw) -> list[tuple[int, ...]]:
+    """Shapes that broadcast to those of the scores, with all rows or one."""
+    shapes = self.scope.shapes(self.subject)
+    state = self.rng.getstate()
+    found = []
+    for shape in shapes:
+        self.rng.setstate(state)
+        leading = tuple(n if self.rng.random() < 0.5 else 1 for n in shape[:-2])
+        rows = shape[-2] if self.rng.random() < 0.7 else 1
+        found.append((*(leading if self.rng.random() < 0.6 else ()), rows, shape[-2]))
+    return found
+
+
+def _added_mask(self: Draw) -> str:
+    """A mask that is added to the scores, of the subject's dtype."""
+    subject, rng = self.of_subject(), self.rng
+    size, dtype = f"{subject}.shape[-2]", f"{subject}.dtype"
+    low = rng.choice(("-inf", f"torch.finfo({dtype}).min", "-1e4"))
+    how = rng.randrange(4)
+    if how == 0:
+        fill = f"torch.full(({size}, {size}), {low}, dtype={dtype})"
+        return f"{fill}.{rng.choice(('triu(1)', 'triu(0)', 'tril(-1)'))}"
+    if how == 1:
+        return f"torch.where({_mask(self)}, 0.0, {low}).to({dtype})"
+    if how == 2:
+        hidden = _mask(self)
+        return f"torch.zeros({hidden}.shape, dtype={dtype}).masked_fill({hidden}, {low})"
+    values = rng.choice(("added_infinity", "added_lowest"))
+    held = str(self.scope.dtype(subject))[6:]
+    return self.scope.new_tensor(_score_shapes(self), held, values=values)
 
 
 def _up(self: Draw) -> str:
@@ -401,7 +520,8 @@ def _index_rows(self: Draw, shape: tuple[int, ...]) -> tuple[int, ...]:
 
 SLOTS: dict[str, Callable[[Draw], str]] = {
     "x": _typed(FLOATS, FLOATS, INTEGERS, ("bool",)),
-    "f": _typed(FLOATS),
+    "f": _float,
+    "o": _odd,
     "f32": _typed(("float32",)),
     "k": _typed(INTEGERS),
     "b": _typed(("bool",)),
@@ -418,8 +538,12 @@ SLOTS: dict[str, Callable[[Draw], str]] = {
     "p": _number(1, 3),
     "zero1": _number(0, 1),
     "c": lambda self: self.rng.choice(("True", "False")),
-    "s": _scalar,
-    "q": lambda self: self.rng.choice(("0.5", "1.0", "2.0", "0.1", "1.5", "0.01")),
+    "s": _chosen(NUMBERS, 0.2),
+    "q": _chosen(("0.5", "1.0", "2.0", "0.1", "1.5", "0.01"), 0.1),
+    "e": _chosen(EXPONENTS, 0.3),
+    "low": _chosen(LOWEST, 0.0),
+    "mask": _mask,
+    "bias": _added_mask,
     "t": _cast((*FLOATS, *INTEGERS, "bool")),
     "tfloat": _cast(FLOATS),
     "a": _accumulate,
@@ -435,6 +559,10 @@ SLOTS: dict[str, Callable[[Draw], str]] = {
     "one": _formed(lambda self, shape: (1,)),
     "last": _formed(lambda self, shape: (shape[-1],)),
     "chan": _formed(lambda self, shape: (shape[1],)),
+    "stat": _formed(lambda self, shape: (shape[1],), grad=False),
+    "stat32": _formed(lambda self, shape: (shape[1],), "float32", grad=False),
+    "count": _formed(lambda self, shape: (), "int64", grad=False),
+    "average": _formed(lambda self, shape: shape, grad=False),
     "mat": _formed(lambda self, shape: (shape[-1], 3)),
     "vec": _formed(lambda self, shape: (shape[-1],)),
     "weight": _formed(lambda self, shape: (5, shape[-1])),
@@ -442,6 +570,9 @@ SLOTS: dict[str, Callable[[Draw], str]] = {
     "conv2": _formed(lambda self, shape: (3, shape[1], 2, 2)),
     "conv3": _formed(lambda self, shape: (2, shape[1], 2, 2, 2)),
     "deep2": _formed(lambda self, shape: (shape[1], 1, 3, 3)),
+    "deep1": _formed(lambda self, shape: (shape[1], 1, 3)),
+    "point2": _formed(lambda self, shape: (4, shape[1], 1, 1)),
+    "unbatched2": _formed(lambda self, shape: (3, shape[0], 2, 2)),
     "i": _index(_index_rows, "i"),
     "il": _index(_index_rows, "last"),
     "h": _index(lambda self, shape: shape, "d"),

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from dicp.fuzz.class_rows import BUFFERS, IMAGES, MASKS, POWERS, SIZES
 from dicp.fuzz.library_rows import IN_PLACE, LIBRARY, PATTERNS, POOLING
 from dicp.fuzz.pointwise_rows import ACTIVATION, ARITHMETIC, BITS, JUMPS, UNARY
 from dicp.fuzz.row import Row
@@ -46,20 +49,28 @@ UNDRAWN = {
 }  # fmt: skip
 """Operators with a lowering rule that no row reaches, with the reason."""
 
-ROWS: tuple[Row, ...] = (
-    *ARITHMETIC,
-    *UNARY,
-    *ACTIVATION,
-    *JUMPS,
-    *BITS,
-    *REDUCTION,
-    *REDUCTION_PAIRS,
-    *VIEWS,
-    *SHAPE,
-    *INDEXING,
-    *CREATION,
-    *LIBRARY,
-    *POOLING,
-    *PATTERNS,
-    *IN_PLACE,
-)
+GROUPS: dict[str, Sequence[Row]] = {
+    "arithmetic": ARITHMETIC,
+    "unary": UNARY,
+    "activation": ACTIVATION,
+    "jumps": JUMPS,
+    "bits": BITS,
+    "reduction": REDUCTION,
+    "reduction_pairs": REDUCTION_PAIRS,
+    "views": VIEWS,
+    "shape": SHAPE,
+    "indexing": INDEXING,
+    "creation": CREATION,
+    "library": LIBRARY,
+    "pooling": POOLING,
+    "patterns": PATTERNS,
+    "in_place": IN_PLACE,
+    "images": IMAGES,
+    "masks": MASKS,
+    "sizes": SIZES,
+    "buffers": BUFFERS,
+    "powers": POWERS,
+}
+"""A batch draws half of its statements from one of these."""
+
+ROWS: tuple[Row, ...] = tuple(row for group in GROUPS.values() for row in group)

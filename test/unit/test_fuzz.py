@@ -147,7 +147,7 @@ def test_a_wrong_result_is_found_and_shrunk(wrong_backend: str) -> None:
 
 
 def test_batches_name_the_program_that_fails(wrong_backend: str) -> None:
-    batch = draw_batch("3/1", "eager", 4)
+    batch = draw_batch("3/2", "eager", 4)
     x = TensorInput("x0", "float32", ((3,), (3,)))
     sine = Program((x,), (Statement("torch.sin({x})", {"x": "x0"}, ("v0",)),), ("v0",))
     programs = (*batch.programs[:2], sine, *batch.programs[2:])
