@@ -90,7 +90,7 @@ MASKS = rows("""
     F.softmax(({r3} @ {z}.mT) * {mask}, -1) @ {z_b} | bmm mul
     F.softmax(({r3} @ {z}.mT).masked_fill({mask}, {low}), -1).masked_fill({mask}, 0.0) @ {z_b} | bmm
     F.softmax(({r3} @ {z}.mT).masked_fill({mask}, -inf), -1).nan_to_num(0.0) @ {z_b} | bmm
-    F.softmax(({r3} @ {z}.mT).masked_fill({mask}, {low}).float(), -1).to({r3}.dtype) @ {z_b} | bmm
+    F.softmax(({r3} @ {z}.mT).masked_fill({mask}, {low}).to({a}), -1).to({r3}.dtype) @ {z_b} | bmm
     torch.ops.aten._safe_softmax({r4} @ {z}.mT + {bias}, -1) @ {z_b} | bmm _safe_softmax
     F.log_softmax(({r3} @ {z}.mT).masked_fill({mask}, {low}), -1) | _log_softmax
     torch.logsumexp(({r3} @ {z}.mT).masked_fill({mask}, {low}), -1) | logsumexp
