@@ -74,7 +74,7 @@ def draw_batch(
     group = group or rng.choice(tuple(GROUPS))
     shares = SIZE_SHARES if group == "sizes" else DYNAMIC_SHARES
     dynamic = rng.choices((False, True, None), shares)[0]
-    shared = rng.random() < (0.4 if group == "in_place" else 0.05)
+    shared = group == "shared" or rng.random() < 0.04
     changing = dynamic is not False
     sizes = [tuple(rng.sample(SIZES, CALLS)) for _ in range(2)]
     sizes += [(rng.choice(SIZES),) * CALLS for _ in range(2)]
@@ -91,7 +91,7 @@ def draw_batch(
         mode = replace(mode, dynamo=rng.random() < DYNAMO_SHARE)
     choices = Choices(
         changing,
-        grad=rng.random() < 0.4,
+        grad=rng.random() < (0.8 if group == "buffers" else 0.4),
         sizes=tuple(sizes) if changing else (),
         numbers=mode.dynamo,
         special=0.4 if rng.random() < (0.5 if group == "powers" else 0.1) else 0.04,

@@ -171,6 +171,21 @@ BUFFERS = rows("""
     ({x}.copy_({y}), {y}.add_({n}), {x} + {y})[2] | copy add copy_
 """)
 
+SHARED = rows("""
+    ({x}.add_({n}), {z} * {s})[1] | add mul copy_
+    ({x}.mul_({n}), {z}.clone())[1] | mul clone copy_
+    ({x}.zero_(), {z} + {s})[1] | fill add copy_
+    ({z} * {n}, {x}.add_({p}), {z} * {x})[2] | add mul copy_
+    ({x} * {n}, {z}.add_({p}))[0] | add mul copy_
+    ({x}.copy_({z}), {z}.add_({n}), {x} + {z})[2] | copy add copy_
+    ({x}[{lo}:{hi}].fill_({n}), {z} - {s})[1] | fill sub slice_scatter copy_
+    ({z}.add_({x}), {x}.mul_({n}), {z} - {x})[2] | add sub copy_
+    ({x}.mul_({n}), {z}.add_({x}))[1] | mul add copy_
+    ({x}.flip(0).add_({n}), {z}.mul_({n_b}), {x} + 1)[2] | add mul copy_
+    ({x}.copy_({x}.flip(0)), {z} + 0)[1] | flip copy copy_
+    ({x}.cumsum_(0), {z} * {s})[1] | cumsum copy_
+""")
+
 POWERS = rows("""
     {o} ** {e} | pow
     torch.pow({o}, {e}) | pow

@@ -163,27 +163,30 @@ def build_all(
         if not isinstance(each, TensorInput) or not each.overlaps or each.base not in values:
             continue
         base, other = values[each.base], values[each.name]
-        start = OVERLAPS[each.overlaps[call]]
         assert isinstance(base, torch.Tensor) and isinstance(other, torch.Tensor)
-        if start is not None and (base.shape, base.dtype) == (other.shape, other.dtype):
-            values |= zip((each.base, each.name), _in_one_memory(base, other, start), strict=True)
+        if (base.shape, base.dtype) == (other.shape, other.dtype):
+            pair = _as_views(base, other, each.overlaps, call)
+            values |= zip((each.base, each.name), pair, strict=True)
     return values
 
 
-OVERLAPS = {"separate": None, "same": 0.0, "half": 0.5, "beside": 1.0}
-"""Where an input begins in the memory of another one, in lengths of that one."""
+OVERLAPS = {"same": 0.0, "half": 0.5, "beside": 1.0}
+"""Where an input begins in the memory of another one, in lengths of that one. In calls that are
+"separate" it begins there in memory of its own."""
 
 
-def _in_one_memory(
-    base: torch.Tensor, other: torch.Tensor, start: float
+def _as_views(
+    base: torch.Tensor, other: torch.Tensor, overlaps: Sequence[str], call: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Two tensors of one shape and dtype as views of one tensor."""
+    """Two tensors of one shape and dtype as views of one tensor, or each of one, in a call."""
     count = base.numel()
+    is_shared = overlaps[call] in OVERLAPS
+    start = next(OVERLAPS[each] for each in (overlaps[call], *overlaps) if each in OVERLAPS)
     offset = int(start * count)
-    both = torch.zeros(2 * count, dtype=base.dtype)
-    second = both[offset : offset + count].view(base.shape)
+    memory = torch.zeros(2 * count, dtype=base.dtype)
+    second = memory[offset : offset + count].view(base.shape)
     second.copy_(other.detach())
-    first = both[:count].view(base.shape)
+    first = (memory if is_shared else memory.clone())[:count].view(base.shape)
     first.copy_(base.detach())
     return first.requires_grad_(base.requires_grad), second.requires_grad_(other.requires_grad)
 

@@ -117,8 +117,10 @@ class Scope:
         dtype = self.rng.choice((*FLOATS, "int64"))
         for _ in range(2):
             self.new_tensor(shapes, dtype, plain=True)
+        overlaps = ("separate",) * CALLS
+        while set(overlaps) == {"separate"}:
+            overlaps = tuple(self.rng.sample(("separate", "separate", *OVERLAPS), CALLS))
         base, other = (each for each in self.inputs[-2:] if isinstance(each, TensorInput))
-        overlaps = tuple(self.rng.sample(tuple(OVERLAPS), CALLS))
         other = replace(other, base=base.name, overlaps=overlaps)
         self.inputs[-1] = other
         self._build([base, other])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from dicp.fuzz.class_rows import BUFFERS, IMAGES, MASKS, POWERS, SIZES
+from dicp.fuzz.class_rows import BUFFERS, IMAGES, MASKS, POWERS, SHARED, SIZES
 from dicp.fuzz.library_rows import IN_PLACE, LIBRARY, PATTERNS, POOLING
 from dicp.fuzz.pointwise_rows import ACTIVATION, ARITHMETIC, BITS, JUMPS, UNARY
 from dicp.fuzz.row import Row
@@ -69,6 +69,7 @@ GROUPS: dict[str, Sequence[Row]] = {
     "masks": MASKS,
     "sizes": SIZES,
     "buffers": BUFFERS,
+    "shared": SHARED,
     "powers": POWERS,
 }
 """A batch draws half of its statements from one of these."""
