@@ -100,7 +100,8 @@ def draw_batch(
     )
     rows = [row for row in drawn_rows(group) if row.template not in without]
     drawn = (generate(rng, choices, rows) for _ in itertools.count())
-    programs = itertools.islice((p for p in drawn if p.statements), size // (1 + changing))
+    count = size // 8 if shared else size // (1 + changing)
+    programs = itertools.islice((p for p in drawn if p.statements), count)
     return Batch(mode, tuple(valid(program) for program in programs))
 
 
@@ -141,6 +142,9 @@ def examine(batch: Batch) -> Outcome:
 
 def failures(programs: Sequence[Program], mode: Mode) -> list[tuple[Sequence[Program], str]]:
     """The smallest groups of programs that fail, nearly always single ones, with the first text"""
+    if len(programs) > 1 and any(each.shares_memory() for each in programs):
+        # A stored result of one must serve no other: among others none would be found.
+        return [found for each in programs for found in failures([each], mode)]
     program = merged(programs) if len(programs) > 1 else programs[0]
     try:
         problems = check(program, mode)

@@ -16,7 +16,7 @@ from torch import fx
 from dicp.compare import Rule, check_tensor, storage_relations
 from dicp.dynamo_bridge import backend as backends
 from dicp.fuzz.generate import double_precision
-from dicp.fuzz.program import CALLS, Program, TensorInput
+from dicp.fuzz.program import CALLS, Program
 from dicp.torch_private import backend_registry
 
 REFERENCE = "aot_eager"
@@ -90,11 +90,10 @@ def compiled(program: Program, mode: Mode) -> Iterator[Results]:
     PyTorch has no guard that inputs remain separate: where some share memory in a call, each call
     is compiled, with what the ones before stored on disk.
     """
-    shares = any(isinstance(each, TensorInput) and each.overlaps for each in program.inputs)
     make = _with_dynamo if mode.dynamo else _without_dynamo
     function = make(program, mode)
     for call in range(CALLS):
-        if shares and call:
+        if call and program.shares_memory():
             torch.compiler.reset()
             function = make(program, mode)
         yield evaluate(function, program, call)

@@ -124,6 +124,10 @@ class Program:
         """The arguments of one call."""
         return list(build_all(self.inputs, call, wide).values())
 
+    def shares_memory(self) -> bool:
+        """Whether inputs share memory in some call."""
+        return any(isinstance(each, TensorInput) and each.overlaps for each in self.inputs)
+
     def pruned(self) -> Program:
         """Without inputs that nothing uses."""
         used = set(self.outputs).union(*(statement.uses() for statement in self.statements))
