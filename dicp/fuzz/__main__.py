@@ -30,6 +30,9 @@ def fuzz(
     group: Annotated[
         str, typer.Option(help="A group of the table that half of the statements come from.")
     ] = "",
+    pytorch: Annotated[
+        bool, typer.Option(help="Print what fails in PyTorch's own front end, too.")
+    ] = False,
     out: Annotated[Path | None, typer.Option(help="A file that finds are added to.")] = None,
     show: Annotated[int | None, typer.Option(help="Only print the programs of a batch.")] = None,
 ) -> None:
@@ -57,7 +60,7 @@ def fuzz(
     def progress(text: str) -> None:
         sys.stderr.write(f"{text}\n")
 
-    plan = Plan(backend, seed, seconds, programs, jobs, batch, tuple(without or ()), group)
+    plan = Plan(backend, seed, seconds, programs, jobs, batch, tuple(without or ()), group, pytorch)
     tally = run(plan, report, progress)
     sys.stdout.write(f"{tally}\n")
     raise typer.Exit(1 if tally.finds else 0)

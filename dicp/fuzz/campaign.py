@@ -42,6 +42,8 @@ class Plan:
     without: tuple[str, ...] = ()
     group: str = ""
     """A group of the table that half of the statements come from; one by chance for each batch."""
+    pytorch: bool = False
+    """Report what fails in PyTorch's own front end, too."""
     shrink_seconds: float = 15.0
     batch_seconds: float = 3600.0
     """A batch that takes longer hangs."""
@@ -106,7 +108,7 @@ def drawn_batch(plan: Plan, number: int, muted: Collection[str]) -> Batch:
 def _plain(outcome: Outcome) -> dict[str, Any]:
     return {
         "programs": outcome.programs,
-        "pytorch": [find.text for find in outcome.pytorch],
+        "pytorch": [plain_find(find) for find in outcome.pytorch],
         "unstable": len(outcome.unstable),
         "finds": [plain_find(find) for find in outcome.finds],
     }
@@ -206,6 +208,9 @@ def _take(
     worker.number = line["done"] + tally.plan.jobs
     tally.programs += line["programs"]
     tally.pytorch += len(line["pytorch"])
+    if tally.plan.pytorch:
+        for plain in line["pytorch"]:
+            report(f"{tally.plan.seed}/{line['done']}, in PyTorch's own", find_from(plain))
     tally.unstable += line["unstable"]
     tally.muted |= set(line["muted"])
     for plain in line["finds"]:
