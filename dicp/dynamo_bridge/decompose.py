@@ -15,10 +15,14 @@ from torch import fx
 from dicp.domains import DOMAINS, outside_domain
 from dicp.dynamo_bridge.interpolation import GRADIENTS, interpolate
 from dicp.dynamo_bridge.memory_formats import (
+    AS_INPUT,
     BATCH_NORMS,
+    CONTIGUOUS,
     FOLLOWS,
     in_format_of_input,
     in_memory_format,
+    with_contiguous_result,
+    with_strides_of_input,
 )
 from dicp.dynamo_bridge.own_decompositions import (
     MIXED,
@@ -93,6 +97,10 @@ def decompositions(
         table[op] = in_memory_format(op, table.get(op))
     for op in FOLLOWS:
         table[op] = in_format_of_input(op, table.get(op))
+    for op in CONTIGUOUS & table.keys():
+        table[op] = with_contiguous_result(table[op])
+    for op in AS_INPUT.keys() & table.keys():
+        table[op] = with_strides_of_input(op, table[op])
     table.setdefault(aten.native_dropout.default, no_dropout)
     table.setdefault(aten.complex.default, broadcast_complex)
     for op in {aten.affine_grid_generator.default} & table.keys():

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dicp.torch_private import HOST, OpOverload
+from dicp.torch_private import HOST, OpOverload, pytree
 
 aten = torch.ops.aten
 
@@ -93,7 +93,44 @@ def in_format_of_input(op: OpOverload, rule: Callable[..., Any] | None) -> Calla
         wanted = suggested_format(tensors[-1])
         if wanted == torch.contiguous_format or tensors[-1].device.type != HOST:
             return rule(*args, **kwargs) if rule else NotImplemented
-        out = op(*(x.contiguous() for x in tensors), *rest, **kwargs)
-        return out.contiguous(memory_format=wanted)
+        # Copies: a tensor with dimensions of size 1 may be contiguous and resemble both formats.
+        plain = (x.clone(memory_format=torch.contiguous_format) for x in tensors)
+        return op(*plain, *rest, **kwargs).contiguous(memory_format=wanted)
 
     return followed
+
+
+CONTIGUOUS = frozenset({
+    aten.mse_loss_backward.default, aten.smooth_l1_loss_backward.default,
+    aten.huber_loss_backward.default, aten.adaptive_max_pool3d.default,
+})  # fmt: skip
+"""Operators whose results eager makes contiguous, whatever strides the operands have."""
+
+
+def with_contiguous_result(rule: Callable[..., Any]) -> Callable[..., Any]:
+    """`rule`, whose results have the strides of its operands."""
+
+    def contiguous(*args: Any, **kwargs: Any) -> Any:
+        return pytree.tree_map_only(Tensor, Tensor.contiguous, rule(*args, **kwargs))
+
+    return contiguous
+
+
+AS_INPUT: dict[OpOverload, int] = {
+    aten.binary_cross_entropy.default: 0,
+    aten.binary_cross_entropy_backward.default: 1,
+}
+"""Losses and gradients that eager writes into a tensor with an argument's strides, and which."""
+
+
+def with_strides_of_input(op: OpOverload, rule: Callable[..., Any]) -> Callable[..., Any]:
+    """`rule`, whose result has the strides of whichever operand it computes with first."""
+    place = AS_INPUT[op]
+
+    def strided(*args: Any, **kwargs: Any) -> Any:
+        out, like = rule(*args, **kwargs), torch.empty_like(args[place])
+        if out is NotImplemented or out.shape != like.shape or out.stride() == like.stride():
+            return out
+        return aten.copy.default(like, out)
+
+    return strided

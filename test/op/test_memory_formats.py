@@ -68,6 +68,19 @@ def upsampled(mode: str) -> Callable[[Tensor], Tensor]:
     return upsample
 
 
+def adaptively_pooled(x: Tensor) -> Tensor:
+    return F.adaptive_max_pool3d(x, 2)
+
+
+def loss_of(name: str, reduction: str) -> Callable[[Tensor], Tensor]:
+    def loss(x: Tensor) -> Tensor:
+        target = torch.linspace(0, 1, x.numel(), dtype=x.dtype).reshape(x.shape)
+        return getattr(F, name)(x.sigmoid(), target, reduction=reduction)
+
+    loss.__name__ = f"{name}_{reduction}"
+    return loss
+
+
 def unpooled(x: Tensor) -> Tensor:
     index = torch.arange(x[0, 0].numel()).reshape(x[0, 0].shape).expand(x.shape)
     return F.max_unpool2d(x, index.to(memory_format=torch.channels_last), 2)
@@ -86,6 +99,17 @@ FORMATS = [
     for fn, shape in ((upsampled("nearest"), (3, 4, 5, 6)), (upsampled("bilinear"), (3, 4, 5, 6)),
                       (upsampled("trilinear"), (2, 4, 3, 2, 5)))
     for layout in (channels_last, every_second, reversed_dimensions)
+] + [
+    (padded(mode), shape, nearly_channels_last, Tensor.contiguous)
+    for mode, shape in (("replicate", (2, 1, 2, 1)), ("replicate", (2, 1, 2, 1, 3)),
+                        ("reflect", (2, 1, 3, 2)))
+] + [
+    (loss_of(name, reduction), (4, 5), reversed_dimensions, Tensor.contiguous)
+    for name in ("mse_loss", "huber_loss", "smooth_l1_loss", "binary_cross_entropy")
+    for reduction in ("mean", "none")
+] + [
+    (adaptively_pooled, (2, 3, 4, depth, 2), channels_last, Tensor.contiguous)
+    for depth in (4, 3)
 ] + [
     (unpooled, (3, 4, 5, 6), layout, Tensor.contiguous)
     for layout in (channels_last, every_second, reversed_dimensions)
