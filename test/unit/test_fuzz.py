@@ -367,6 +367,22 @@ def test_eager_scalar_loops_explain_other_nans() -> None:
     assert not is_explained(elu, 0, got, eager, exact)
 
 
+def test_eager_vectorized_loops_explain_other_nans() -> None:
+    """Eager's fmod of a large number is NaN in a vectorized loop."""
+    inputs = (
+        TensorInput("x0", "float32", ((9, 8),) * 2, "sliced", "special", 3),
+        TensorInput("x1", "float32", ((9, 8),) * 2, seed=4),
+    )
+    rest = (Statement("torch.fmod({f}, {g})", {"f": "x0", "g": "x1"}, ("v0",)),)
+    fmod = Program(inputs, rest, ("v0",))
+    eager = evaluate(fmod.function(), fmod, 0)
+    exact = truth(fmod, 0, eager)
+    got = replace(eager, outputs=[torch.fmod(*(x.contiguous() for x in eager.inputs))])
+    assert compare(fmod, got, eager, exact) and is_explained(fmod, 0, got, eager, exact)
+    got.outputs[0].flatten()[got.outputs[0].isfinite().flatten().long().argmax()] = torch.nan
+    assert not is_explained(fmod, 0, got, eager, exact)
+
+
 def _batch_norm_with_statistics(x: Any, w: Any, mean: Any, var: Any) -> tuple[Any, ...]:
     mean, var = mean * 1, var * 1
     return F.batch_norm(x, mean, var, training=True), mean, var
