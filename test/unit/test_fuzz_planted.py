@@ -21,7 +21,8 @@ from dicp.fuzz.table import ROWS
 
 PLANTED = "planted_fault"
 GRAMMAR = ("{x} * {s}", "{x}.transpose({d}, {d_b})", "{f}.to({t_float})", "{x}.mul_({s})",
-           "torch.where({m}, {x}, {y})", "{x}.masked_fill({m}, {s})", "torch.sin({x})")  # fmt: skip
+           "torch.where({m}, {x}, {y})", "{x}.masked_fill({m}, {s})", "torch.sin({x})",
+           "torch.add({x}, {y}, alpha={n})")  # fmt: skip
 BATCH = 16
 BATCHES = 2
 SECONDS = 4
@@ -42,6 +43,25 @@ class _Faulty(TorchFunctionMode):
         return (self.replacement if is_meant else func)(*args, **(kwargs or {}))
 
 
+class _Sine(torch.autograd.Function):
+    """Sine, whose gradient has other strides than eager's."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(x)
+        return torch.sin(x)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> torch.Tensor:
+        (x,) = ctx.saved_tensors
+        back = tuple(reversed(range(x.ndim)))
+        return (grads[0] * x.cos()).permute(back).contiguous().permute(back)
+
+
+def _sine_of_floats(x: torch.Tensor) -> torch.Tensor:
+    return torch.sin(x) if x.dtype.is_floating_point else torch.cos(x)
+
+
 FAULTS: dict[str, tuple[str, Callable[..., Any]]] = {
     "wrong value": ("sin", torch.cos),
     "lost strides": ("transpose", lambda x, *dims: x.transpose(*dims).contiguous()),
@@ -49,6 +69,9 @@ FAULTS: dict[str, tuple[str, Callable[..., Any]]] = {
     "ignored mask": ("where", lambda mask, x, y: torch.where(mask | True, x, y)),
     "lost mutation": ("mul_", lambda x, factor: x * factor),
     "lost alias": ("transpose", lambda x, *dims: x.transpose(*dims).clone()),
+    "hidden NaN": ("masked_fill", lambda x, mask, value: x * ~mask + mask * value),
+    "wrong integers": ("sin", _sine_of_floats),
+    "lost strides of gradients": ("sin", _Sine.apply),
 }
 """The function or method that is wrong, and what comes in its place."""
 
@@ -62,6 +85,20 @@ def _with_fault(name: str, replacement: Callable[..., Any]) -> Callable[..., Any
         return run
 
     return compile_graph
+
+
+def _with_first_numbers(gm: fx.GraphModule, inputs: Any, **options: Any) -> Callable[..., Any]:
+    """A backend that keeps the Python numbers of the first call for all calls of a graph."""
+    first: list[Any] = []
+
+    def run(*values: Any) -> Any:
+        first.extend(values if not first else ())
+        tensors = (isinstance(value, torch.Tensor) for value in values)
+        return gm.forward(
+            *(v if t else old for v, t, old in zip(values, tensors, first, strict=True))
+        )
+
+    return run
 
 
 def _stale(gm: fx.GraphModule, inputs: Any, **options: Any) -> Callable[..., Any]:
@@ -87,23 +124,23 @@ def planted() -> Iterator[Callable[[Callable[..., Any]], str]]:
     registry._BACKENDS.pop(PLANTED, None)
 
 
-def first_find(backend: str) -> Find:
+def first_find(mode: Mode) -> Find:
     """The first find of at most BATCH * BATCHES programs over the grammar."""
     rows = [row for row in ROWS if row.template in GRAMMAR]
     assert len(rows) == len(GRAMMAR)
     for number in range(BATCHES):
         rng = random.Random(f"planted/{number}")
-        choices = Choices(grad=number % 2 == 1)
+        choices = Choices(grad=number % 2 == 1, numbers=mode.dynamo, special=0.2, whole=0.3)
         drawn = (generate(rng, choices, rows) for _ in itertools.count())
         programs = tuple(itertools.islice((valid(p) for p in drawn if p.statements), BATCH))
-        outcome = examine(Batch(Mode(backend, dynamo=False), programs))
+        outcome = examine(Batch(mode, programs))
         if outcome.finds:
             return outcome.finds[0]
     raise AssertionError(f"nothing found in {BATCH * BATCHES} programs")
 
 
-def check_found(backend: str) -> None:
-    find = first_find(backend)
+def check_found(backend: str, dynamic: bool = False) -> None:
+    find = first_find(Mode(backend, dynamic, dynamo=dynamic))  # guards hold only with Dynamo
     smallest = shrunk(find, SECONDS)
     assert len(smallest.program.statements) <= 3
     namespace: dict[str, Any] = {}
@@ -121,6 +158,10 @@ def test_a_planted_fault_is_found(name: str, planted: Callable[..., str]) -> Non
 
 def test_results_of_an_earlier_call_are_found(planted: Callable[..., str]) -> None:
     check_found(planted(_stale))
+
+
+def test_numbers_of_an_earlier_call_are_found(planted: Callable[..., str]) -> None:
+    check_found(planted(_with_first_numbers), dynamic=True)
 
 
 def test_operands_differ() -> None:
