@@ -13,7 +13,7 @@ from dicp.fuzz.program import CALLS, OVERLAPS, Input, NumberInput, TensorInput, 
 FLOATS = ("float32", "float32", "float32", "float32", "float32", "float64", "bfloat16", "float16")
 INTEGERS = ("int64", "int64", "int32", "uint8", "int8", "int16")
 NUMBERS = ("0", "1", "-1", "2", "0.5", "-2.5", "3", "0.1", "-0.75", "1e-3", "7")
-EXPONENTS = ("0.5", "-0.5", "0", "0.0", "1", "2", "2.0", "3", "-1", "-2", "1.5", "4")
+EXPONENTS = ("0.5", "0.5", "-0.5", "-0.5", "0", "0.0", "1", "2", "2.0", "3", "-1", "-2", "1.5", "4")
 LOWEST = ("-inf", "-inf", "-1e4", "-1e9", "torch.finfo(torch.float32).min", "0", "2.5")
 """What hidden scores are replaced by."""
 LAYOUTS = ("transposed", "reversed", "sliced", "rows", "offset", "expanded", "expanded_last",
@@ -225,7 +225,8 @@ def _odd(self: Draw) -> str:
     if self.rng.random() < 0.3:
         return _typed(FLOATS)(self)
     shapes = self.scope.new_shapes(self.rng.choice((1, 2, 2, 3)))
-    return self.scope.new_tensor(shapes, self.rng.choice(FLOATS), values="special")
+    dtype = self.rng.choice(tuple(dict.fromkeys(FLOATS)))
+    return self.scope.new_tensor(shapes, dtype, values="special")
 
 
 def _ranked(rank: int) -> Callable[[Draw], str]:
