@@ -24,6 +24,7 @@ from dicp.dynamo_bridge.executables import interpreted
 from dicp.dynamo_bridge.passes.joint import copy_overwritten_inputs, save_compared_floats
 from dicp.dynamo_bridge.passes.redundancy import drop_copies, merge_equal_nodes
 from dicp.dynamo_bridge.provenance import mark_dynamo_nodes
+from dicp.dynamo_bridge.shared_memory import SharedMemory
 from dicp.errors import FallbackWarning, InputWithoutMemoryError
 
 
@@ -77,7 +78,7 @@ def _compile_in_stages(
         aot_config = dataclasses.replace(aot_config, enable_log=torch_private.logs_graphs())
 
         slot = find_result(compiler, gm, fake_inputs, aot_config)
-        run = slot.loaded
+        run, writes = slot.loaded, slot.writes
         if run is None:
             compiler.before_capture()
             stack.enter_context(torch_private.disable_compiled_autograd())
@@ -88,20 +89,29 @@ def _compile_in_stages(
             capture = torch_private.aot_stage1_graph_capture(state, function)
             compile_fn = _compile_autograd if state.needs_autograd else _compile_inference
             run = compile_fn(compiler, state, capture, slot)
-    return _with_parameters(gm, run, parameters)
+            writes = torch_private.overwrites_inputs(state.fw_metadata)
+        own = fake_inputs[len(parameters) :]
+    return _with_parameters(gm, run, parameters, SharedMemory(own) if writes else None)
 
 
-def _with_parameters(gm: Any, run: Any, parameters: list[Any]) -> Callable[..., Any]:
+def _with_parameters(
+    gm: Any, run: Any, parameters: list[Any], shared: SharedMemory | None
+) -> Callable[..., Any]:
     """`run` with Dynamo's signature: without the module's own parameters, inputs not boxed.
 
     Inputs with tangents (forward-mode differentiation) run `gm` in eager: compiled code has none.
-    So do fake tensors, and those of a library's own layout, which kernels cannot read.
+    So do fake tensors, those of a library's own layout, which kernels cannot read, and those that
+    share memory otherwise than the traced ones did, if the graph writes to its inputs.
     """
-    need_eager = torch_private.need_eager
+
+    def need_eager(inputs: Sequence[Any]) -> bool:
+        differs = shared is not None and shared.differs(inputs)
+        return differs or torch_private.need_eager(inputs, parameters)
+
     if isinstance(gm, torch_private.GmWrapper):
 
         def forward_boxed(inputs: list[Any]) -> Any:
-            if need_eager(inputs, parameters):
+            if need_eager(inputs):
                 return gm(*inputs)
             everything = [*parameters, *inputs]
             inputs.clear()
@@ -110,7 +120,7 @@ def _with_parameters(gm: Any, run: Any, parameters: list[Any]) -> Callable[..., 
         return forward_boxed
 
     def forward(*inputs: Any) -> Any:
-        if need_eager(inputs, parameters):
+        if need_eager(inputs):
             return gm(*inputs)
         try:
             return run([*parameters, *inputs])

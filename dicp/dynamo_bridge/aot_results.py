@@ -28,6 +28,7 @@ from dicp.torch_private import (
     guards_hold,
     guards_on,
     is_plain_symbol,
+    overwrites_inputs,
     ranges_of,
     storable_result,
 )
@@ -38,11 +39,15 @@ _FORMAT: Final = 2
 
 @dataclass(frozen=True, eq=False)
 class Slot:
-    """Where this compilation's result is stored (no key: nowhere), or the result found there."""
+    """Where this compilation's result is stored (no key: nowhere), or the result found there.
+
+    writes: whether the graph of the result changes the data of an input.
+    """
 
     key: str = ""
     symints: tuple[torch.SymInt, ...] = ()
     loaded: Any = None
+    writes: bool = False
     guards: NewGuards = field(default_factory=NewGuards)
 
 
@@ -69,6 +74,7 @@ def find_result(compiler: GraphCompiler, gm: Any, fake_inputs: list[Any], aot_co
             if guards and not guards_hold(guards, list(symints)):
                 continue
             loaded = _load(compiler, entry, fake_inputs, aot_config)
+            writes = bool(entry.read("writes"))
         except OtherLinesError:
             continue
         except Exception as error:  # a damaged entry is compiled again
@@ -80,7 +86,7 @@ def find_result(compiler: GraphCompiler, gm: Any, fake_inputs: list[Any], aot_co
             )
             return slot
         compiler.on_cache("hit", "")
-        return replace(slot, loaded=loaded)
+        return replace(slot, loaded=loaded, writes=writes)
     compiler.on_cache("miss", "")
     return slot
 
@@ -134,5 +140,7 @@ def store_result(
     except Exception as error:  # pickling runs arbitrary __reduce__ methods
         compiler.on_cache("bypass", f"no stored form: {error}")
         return
-    compiler.results.put(_CACHE_KIND, slot.key, {"result": content, "guards": guards.encode()})
+    writes = b"1" if overwrites_inputs(metadata) else b""
+    files = {"result": content, "guards": guards.encode(), "writes": writes}
+    compiler.results.put(_CACHE_KIND, slot.key, files)
     compiler.on_cache("stored", "")

@@ -15,7 +15,9 @@ from torch._functorch._aot_autograd.aot_autograd_result import (
 )
 from torch._inductor import config as inductor_config
 from torch._inductor.codecache import FxGraphCache, FxGraphHashDetails
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+from torch.utils._python_dispatch import (
+    is_traceable_wrapper_subclass as is_traceable_wrapper_subclass,
+)
 
 from dicp.torch_private.guards import current_shape_env
 from dicp.torch_private.operators import OpOverload, OpOverloadPacket

@@ -86,6 +86,11 @@ def map_over_batch(run: Callable[[list[Any]], Any], inputs: Sequence[Any]) -> li
     ]  # fmt: skip
 
 
+def storage_id(tensor: torch.Tensor) -> int:
+    """The same number for all tensors that share their memory, fake ones too."""
+    return int(tensor.untyped_storage()._cdata)
+
+
 def storage_use_count(storage: torch.UntypedStorage) -> int:
     """How many tensors and storages of Python share the memory of `storage`."""
     return int(torch._C._storage_Use_Count(storage._cdata))

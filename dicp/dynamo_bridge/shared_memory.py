@@ -1,0 +1,59 @@
+"""Inputs that share memory, in a graph that writes to its inputs.
+
+AOTAutograd compiles such inputs as views of one tensor, and others as separate tensors. Neither
+program is right for inputs that share memory otherwise, and PyTorch guards against that only where
+inputs share memory while it compiles and sizes are symbolic.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from dicp.torch_private import is_traceable_wrapper_subclass, storage_id
+
+Place = tuple[int, int | None, int | None]
+"""An input's position, its offset in elements and the bytes of its memory; None: symbolic."""
+
+
+class SharedMemory:
+    """How the inputs of a traced graph share memory."""
+
+    def __init__(self, traced: Sequence[Any]) -> None:
+        self.traced = _groups(traced)
+
+    def differs(self, inputs: Sequence[Any]) -> bool:
+        """Whether the inputs of a call share memory otherwise."""
+        found = _groups(inputs)
+        if not found and not self.traced:
+            return False
+        return len(found) != len(self.traced) or not all(map(_agree, found, self.traced))
+
+
+def _groups(inputs: Sequence[Any]) -> list[list[Place]]:
+    """Those inputs that share memory with others, by the first of them."""
+    groups: dict[int, list[int]] = {}
+    for position, value in enumerate(inputs):
+        if not isinstance(value, torch.Tensor) or value.layout != torch.strided:
+            continue
+        if not is_traceable_wrapper_subclass(value):
+            groups.setdefault(storage_id(value), []).append(position)
+    if len(groups) == len(inputs):
+        return []
+    return [[_place(k, inputs[k]) for k in group] for group in groups.values() if len(group) > 1]
+
+
+def _place(position: int, value: torch.Tensor) -> Place:
+    numbers = (value.storage_offset(), value.untyped_storage().nbytes())
+    offset, size = (number if isinstance(number, int) else None for number in numbers)
+    return position, offset, size
+
+
+def _agree(found: Sequence[Place], traced: Sequence[Place]) -> bool:
+    return len(found) == len(traced) and all(
+        number is None or mine == number
+        for place, other in zip(found, traced, strict=True)
+        for mine, number in zip(place, other, strict=True)
+    )
