@@ -25,7 +25,7 @@ from dicp.dynamo_bridge.passes.joint import copy_overwritten_inputs, save_compar
 from dicp.dynamo_bridge.passes.redundancy import drop_copies, merge_equal_nodes
 from dicp.dynamo_bridge.provenance import mark_dynamo_nodes
 from dicp.dynamo_bridge.shared_memory import SharedMemory
-from dicp.errors import FallbackWarning, InputWithoutMemoryError
+from dicp.errors import FallbackWarning, InputLayoutError
 
 
 def compile_graphs(
@@ -124,7 +124,7 @@ def _with_parameters(
             return gm(*inputs)
         try:
             return run([*parameters, *inputs])
-        except InputWithoutMemoryError as error:
+        except InputLayoutError as error:
             warnings.warn(FallbackWarning(f"a graph runs eagerly: {error}"), stacklevel=2)
             return gm(*inputs)
 

@@ -10,7 +10,7 @@ from dicp.errors.text import amount, at, indented, sentence, shortened
 
 __all__ = [
     "CollectiveError", "DeviceError", "DeviceMemoryError", "DeviceMovedError", "HostMemoryError",
-    "IndexOutOfBoundsError", "InputMismatchError", "InputWithoutMemoryError",
+    "IndexOutOfBoundsError", "InputMismatchError", "InputLayoutError",
     "IntegerDivisionByZeroError", "LaunchError", "MixedDevicesError", "ModelMismatchError",
     "NarrowingError", "ResultMismatchError", "RunFailureError", "RunStatusError",
     "SizeMismatchError",
@@ -155,11 +155,11 @@ class InputMismatchError(DicpError):
         )
 
 
-class InputWithoutMemoryError(InputMismatchError):
-    """A kernel reads an input that has no memory, or none that strides describe."""
+class InputLayoutError(InputMismatchError):
+    """A kernel reads an input whose memory strides do not describe."""
 
-    def __init__(self, index: int, got: str) -> None:
-        super().__init__(index, "a strided tensor with memory", got)
+    def __init__(self, index: int, layout: Any) -> None:
+        super().__init__(index, "a strided tensor", f"one of layout {layout}")
 
 
 class ResultMismatchError(DicpError):

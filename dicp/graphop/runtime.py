@@ -16,8 +16,8 @@ import torch
 
 from dicp.errors import (
     IndexOutOfBoundsError,
+    InputLayoutError,
     InputMismatchError,
-    InputWithoutMemoryError,
     ResultMismatchError,
 )
 from dicp.graphop.strides import inverse
@@ -352,7 +352,7 @@ class _Plan:
         for position, slot in self.inputs:
             tensor, row = inputs[position], self.slots[slot]
             if slot in self.compiled and tensor.layout != torch.strided:
-                raise InputWithoutMemoryError(position, f"one of layout {tensor.layout}")
+                raise InputLayoutError(position, tensor.layout)
             if tensor is None or "strides" not in row or tensor.layout != torch.strided:
                 continue
             dtype = getattr(torch, row["dtype"])
@@ -375,7 +375,7 @@ class _Plan:
         for position, slot in self.inputs:
             env[slot] = inputs[position]
             if slot in self.compiled and not env[slot].data_ptr() and env[slot].numel():
-                raise InputWithoutMemoryError(position, "one without storage")
+                raise InputMismatchError(position, "a tensor with memory", "one without storage")
         inputs.clear()
         self._run_once(env)
         for step, dead in self.steps:

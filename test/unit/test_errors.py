@@ -6,6 +6,7 @@ import pickle
 from pathlib import Path
 
 import pytest
+import torch
 
 from dicp import errors
 from dicp.errors import (
@@ -26,8 +27,8 @@ from dicp.errors import (
     HostMemoryError,
     IndexOutOfBoundsError,
     InferenceMismatchError,
+    InputLayoutError,
     InputMismatchError,
-    InputWithoutMemoryError,
     IntegerDivisionByZeroError,
     InvalidTargetError,
     LaunchError,
@@ -295,9 +296,9 @@ CASES: list[tuple[DicpError, str]] = [
         "is needed, and not the compiled graph itself.",
     ),
     (
-        InputWithoutMemoryError(1, "one of layout torch._mkldnn"),
+        InputLayoutError(1, torch._mkldnn),
         "input 1 of the compiled graph is one of layout torch._mkldnn; the graph was compiled for "
-        "a strided tensor with memory. Call the function returned by torch.compile, which "
+        "a strided tensor. Call the function returned by torch.compile, which "
         "recompiles where that is needed, and not the compiled graph itself.",
     ),
     (

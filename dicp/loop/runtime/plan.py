@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 
 import torch
 
-from dicp.errors import InputWithoutMemoryError, ResultMismatchError
+from dicp.errors import InputLayoutError, InputMismatchError, ResultMismatchError
 from dicp.loop.runtime.checks import (
     check_inputs,
     check_sizes,
@@ -170,12 +170,12 @@ class ExecutionPlan:
         def absent(position: int, tensor: Any) -> int:
             """The address for a tensor without storage: it must be empty or not used by kernels."""
             if tensor.numel() and position in by_kernels:
-                raise InputWithoutMemoryError(position, "one without storage")
+                raise InputMismatchError(position, "a tensor with memory", "one without storage")
             return no_memory
 
         for k in lost:
             if k in by_kernels and isinstance(given[k], torch.Tensor) and given[k].numel():
-                raise InputWithoutMemoryError(k, f"one of layout {given[k].layout}")
+                raise InputLayoutError(k, given[k].layout)
 
         def address(position: int, tensor: Any) -> int:
             return no_memory if position in lost else tensor.data_ptr() or absent(position, tensor)
