@@ -14,9 +14,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from dicp import torch_private
 from dicp.dtypes import REDUCED_FLOATS
 from dicp.dynamo_bridge.memory_formats import suggested_format
-from dicp.torch_private import HOST, give_shapes, statically_known_true
+from dicp.torch_private import HOST, give_shapes
 
 aten = torch.ops.aten
 
@@ -120,7 +121,7 @@ def interpolate_linearly(
     dims = zip(input.shape[2:], output_size, (*factors, *[None] * rank), strict=False)
     for dim, (size, out, factor) in enumerate(dims):
         place = torch.arange(out, device=input.device).reshape(-1, *[1] * (rank - 1 - dim))
-        if statically_known_true(size == out):
+        if torch_private.statically_known_true(size == out):  # imports sympy
             first = second = place
             part = torch.zeros_like(place, dtype=dtype)
         else:

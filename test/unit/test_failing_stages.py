@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from dicp import Backend
+from dicp import Backend, torch_private
 from dicp.cache import Cache
 from dicp.config import Config
 from dicp.dynamo_bridge import aot_graph, compile_fx
@@ -32,6 +32,7 @@ FALLBACK = {
     aot_graph.CompiledGraph.__init__,
     aot_graph.CompiledGraph.run.fget,  # type: ignore[attr-defined]
     interpreted,
+    torch_private.need_eager,
 }
 """What the fallback itself is made of."""
 
