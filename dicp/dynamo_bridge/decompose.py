@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import fx
 
 from dicp.domains import DOMAINS, outside_domain
-from dicp.dynamo_bridge.interpolation import GRADIENTS, interpolate
+from dicp.dynamo_bridge.interpolation import GRADIENTS, interpolate, unless_of_bytes
 from dicp.dynamo_bridge.memory_formats import (
     AS_INPUT,
     BATCH_NORMS,
@@ -105,6 +105,8 @@ def decompositions(
     table.setdefault(aten.complex.default, broadcast_complex)
     for op in {aten.affine_grid_generator.default} & table.keys():
         table[op] = unless_of_one_row(table[op])
+    for op in {aten.upsample_bicubic2d.default} & table.keys():
+        table[op] = unless_of_bytes(table[op])
     table |= SCATTERS
     for op in DOMAINS.keys() & table.keys():
         table[op] = Accepted(op, table[op])

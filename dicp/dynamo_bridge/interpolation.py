@@ -7,7 +7,7 @@ neighbour of every result. Differentiated whole, it is one operator, which a tar
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -30,6 +30,8 @@ _MODES: dict[tuple[str, int], str] = {
 }
 """The operator of a mode for inputs of a rank. Others have no gradient that is faster for images
 in channels last."""
+_OF_BYTES = {"bilinear": "upsample_bilinear2d", "bicubic": "upsample_bicubic2d"}
+"""Operators that eager computes in integers for uint8; PyTorch's decompositions round otherwise."""
 GRADIENTS = {name: getattr(aten, f"{name}_backward").default for name in _MODES.values()}
 FEW_CHANNELS = 16
 """With fewer, eager's results on GPUs are contiguous."""
@@ -81,10 +83,11 @@ def interpolate(
     antialias: bool = False,
 ) -> Tensor:
     """torch.nn.functional.interpolate, whose gradient is one operator where there is one."""
-    name = _MODES.get((mode, input.dim()))
+    of_bytes = input.dtype == torch.uint8
+    name = _OF_BYTES.get(mode) if of_bytes else _MODES.get((mode, input.dim()))
     on_host = input.device.type == HOST
     if (
-        name is None or antialias or not input.is_floating_point()
+        name is None or antialias or not (input.is_floating_point() or of_bytes)
         or torch.are_deterministic_algorithms_enabled()
         or (not on_host and torch.is_autocast_enabled(input.device.type))
     ):  # fmt: skip
@@ -101,7 +104,19 @@ def interpolate(
         sizes = [torch.sym_int(n * factor) for n, factor in zip(dims, given, strict=True)]
         factors = factors if recompute_scale_factor else given
     corners = () if mode.startswith("nearest") else (bool(align_corners),)
+    if of_bytes:
+        with torch_private.below_autograd():
+            return getattr(aten, name).default(input, sizes, *corners, *factors)  # type: ignore
     return _Interpolation.apply(input, name, sizes, *corners, *factors)  # type: ignore[no-any-return]
+
+
+def unless_of_bytes(rule: Callable[..., Any]) -> Callable[..., Any]:
+    """PyTorch's decomposition, which rounds uint8 otherwise than eager: those are left whole."""
+
+    def cubic(input: Tensor, *numbers: Any, **named: Any) -> Any:
+        return NotImplemented if input.dtype == torch.uint8 else rule(input, *numbers, **named)
+
+    return cubic
 
 
 def interpolate_linearly(

@@ -10,6 +10,9 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._python_dispatch import _disable_current_modes as disable_current_modes
 
+below_autograd = torch._C._AutoDispatchBelowAutograd
+"""A context in which operators are not differentiated, nor decomposed in order to be."""
+
 
 def push_function_mode(mode: Any) -> None:
     """Enter a TorchFunctionMode in this thread until `pop_function_mode`."""

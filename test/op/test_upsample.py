@@ -119,3 +119,19 @@ def test_numbers_beside_infinities(mode: str, dims: int, backend_name: str) -> N
     got = torch.compile(sizes, backend=backend_name, dynamic=False)(x)
     for mine, theirs in zip(got, sizes(x), strict=True):
         torch.testing.assert_close(mine, theirs, equal_nan=True)
+
+
+@pytest.mark.parametrize("mode", ["bilinear", "bicubic"])
+def test_bytes_are_rounded_as_by_eager(mode: str, backend_name: str) -> None:
+    def resized(x: torch.Tensor) -> list[torch.Tensor]:
+        given: list[dict[str, Any]] = [{"size": (20, 17)}, {"scale_factor": (1.7, 0.6)}]
+        return [
+            F.interpolate(x, mode=mode, align_corners=corners, **numbers)
+            for numbers in given for corners in (False, True)
+        ]  # fmt: skip
+
+    compiled = torch.compile(resized, backend=backend_name)
+    for shape in ((2, 3, 9, 11), (1, 3, 7, 12)):
+        x = torch.randint(0, 256, shape, dtype=torch.uint8)
+        for mine, theirs in zip(compiled(x), resized(x), strict=True):
+            assert torch.equal(mine, theirs)
