@@ -89,7 +89,7 @@ def _compile_in_stages(
             capture = torch_private.aot_stage1_graph_capture(state, function)
             compile_fn = _compile_autograd if state.needs_autograd else _compile_inference
             run = compile_fn(compiler, state, capture, slot)
-            writes = torch_private.overwrites_inputs(state.fw_metadata)
+            writes = bool(torch_private.overwritten_inputs(state.fw_metadata))
         own = fake_inputs[len(parameters) :]
     return _with_parameters(gm, run, parameters, SharedMemory(own) if writes else None)
 

@@ -28,7 +28,7 @@ from dicp.torch_private import (
     guards_hold,
     guards_on,
     is_plain_symbol,
-    overwrites_inputs,
+    overwritten_inputs,
     ranges_of,
     storable_result,
 )
@@ -140,7 +140,7 @@ def store_result(
     except Exception as error:  # pickling runs arbitrary __reduce__ methods
         compiler.on_cache("bypass", f"no stored form: {error}")
         return
-    writes = b"1" if overwrites_inputs(metadata) else b""
+    writes = b"1" if overwritten_inputs(metadata) else b""
     files = {"result": content, "guards": guards.encode(), "writes": writes}
     compiler.results.put(_CACHE_KIND, slot.key, files)
     compiler.on_cache("stored", "")

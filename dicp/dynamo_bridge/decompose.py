@@ -238,7 +238,8 @@ def replace_wrong_decompositions(gm: fx.GraphModule) -> None:
 
 def keep_interpolation(gm: fx.GraphModule, target: Target, train: bool) -> None:
     """Call ours, in Dynamo's graph, for interpolation if the target has rules for its gradients."""
-    if not train or all(target.rule_kind(op) for op in GRADIENTS.values()):
-        for node in gm.graph.find_nodes(op="call_function", target=F.interpolate):
+    found = gm.graph.find_nodes(op="call_function", target=F.interpolate)
+    if found and (not train or all(target.rule_kind(op) for op in GRADIENTS.values())):
+        for node in found:
             node.target = interpolate
         gm.recompile()

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from dicp.torch_private import is_traceable_wrapper_subclass, storage_id
+from dicp.torch_private import sharing_inputs
 
 Place = tuple[int, int | None, int | None]
 """An input's position, its offset in elements and the bytes of its memory; None: symbolic."""
@@ -33,16 +33,7 @@ class SharedMemory:
 
 
 def _groups(inputs: Sequence[Any]) -> list[list[Place]]:
-    """Those inputs that share memory with others, by the first of them."""
-    groups: dict[int, list[int]] = {}
-    for position, value in enumerate(inputs):
-        if not isinstance(value, torch.Tensor) or value.layout != torch.strided:
-            continue
-        if not is_traceable_wrapper_subclass(value):
-            groups.setdefault(storage_id(value), []).append(position)
-    if len(groups) == len(inputs):
-        return []
-    return [[_place(k, inputs[k]) for k in group] for group in groups.values() if len(group) > 1]
+    return [[_place(k, inputs[k]) for k in group] for group in sharing_inputs(inputs)]
 
 
 def _place(position: int, value: torch.Tensor) -> Place:

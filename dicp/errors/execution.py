@@ -10,7 +10,7 @@ from dicp.errors.text import amount, at, indented, sentence, shortened
 
 __all__ = [
     "CollectiveError", "DeviceError", "DeviceMemoryError", "DeviceMovedError", "HostMemoryError",
-    "IndexOutOfBoundsError", "InputMismatchError", "InputLayoutError",
+    "IndexOutOfBoundsError", "InputLayoutError", "InputMismatchError",
     "IntegerDivisionByZeroError", "LaunchError", "MixedDevicesError", "ModelMismatchError",
     "NarrowingError", "ResultMismatchError", "RunFailureError", "RunStatusError",
     "SizeMismatchError",

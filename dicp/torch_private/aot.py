@@ -91,11 +91,6 @@ def overwritten_inputs(metadata: Any) -> list[int]:
     return [first + n for n, info in enumerate(metadata.input_info) if info.mutates_data]
 
 
-def overwrites_inputs(metadata: Any) -> bool:
-    """Whether a captured graph changes the data of an input."""
-    return any(info.mutates_data for info in metadata.input_info)
-
-
 def logs_graphs() -> bool:
     """Whether AOTAutograd's own log of its graphs is enabled."""
     names = ("aot_graphs", "aot_joint_graph")

@@ -15,12 +15,10 @@ from torch._functorch._aot_autograd.aot_autograd_result import (
 )
 from torch._inductor import config as inductor_config
 from torch._inductor.codecache import FxGraphCache, FxGraphHashDetails
-from torch.utils._python_dispatch import (
-    is_traceable_wrapper_subclass as is_traceable_wrapper_subclass,
-)
 
 from dicp.torch_private.guards import current_shape_env
 from dicp.torch_private.operators import OpOverload, OpOverloadPacket
+from dicp.torch_private.tensors import sharing_inputs
 
 
 def storable_result(aot_config: Any, **parts: Any) -> Any:
@@ -117,18 +115,15 @@ def _shared_memory(fake_inputs: list[Any]) -> list[str]:
     AOTAutograd compiles inputs that share memory and are written as views of one input. PyTorch's
     hash covers each input alone.
     """
-    sharing: dict[int, list[str]] = {}
-    for position, value in enumerate(fake_inputs):
-        if not isinstance(value, torch.Tensor) or value.layout != torch.strided:
-            continue
-        if is_traceable_wrapper_subclass(value):
-            continue
+
+    def place(position: int) -> str:
+        value = fake_inputs[position]
         base = value._base
         of = "" if base is None else f"{base.dtype} {tuple(base.shape)} {base.stride()}"
-        memory = value.untyped_storage()
-        place = f"{position} of {memory.nbytes()} at {value.storage_offset()} {of}"
-        sharing.setdefault(memory._cdata, []).append(place)
-    return ["; ".join(places) for places in sharing.values() if len(places) > 1]
+        size = value.untyped_storage().nbytes()
+        return f"{position} of {size} at {value.storage_offset()} {of}"
+
+    return ["; ".join(map(place, group)) for group in sharing_inputs(fake_inputs)]
 
 
 def _check_no_custom_operator(module: torch.nn.Module) -> None:

@@ -13,6 +13,7 @@ from torch._subclasses.fake_impls import register_op_impl
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.autograd import forward_ad
 from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 empty_strided_cpu = native_guards._empty_strided_cpu  # type: ignore[attr-defined]
 """`torch.empty_strided(size, stride, dtype)` on the CPU, bypassing the dispatcher."""
@@ -86,9 +87,15 @@ def map_over_batch(run: Callable[[list[Any]], Any], inputs: Sequence[Any]) -> li
     ]  # fmt: skip
 
 
-def storage_id(tensor: torch.Tensor) -> int:
-    """The same number for all tensors that share their memory, fake ones too."""
-    return int(tensor.untyped_storage()._cdata)
+def sharing_inputs(inputs: Sequence[Any]) -> list[list[int]]:
+    """Positions of inputs, real or fake, that share memory with others: a list for each memory."""
+    groups: dict[int, list[int]] = {}
+    for position, value in enumerate(inputs):
+        if not isinstance(value, torch.Tensor) or value.layout != torch.strided:
+            continue
+        if not is_traceable_wrapper_subclass(value):
+            groups.setdefault(value.untyped_storage()._cdata, []).append(position)
+    return [group for group in groups.values() if len(group) > 1]
 
 
 def storage_use_count(storage: torch.UntypedStorage) -> int:

@@ -100,3 +100,20 @@ def test_powers_of_two_beyond_the_dtype(dtype: torch.dtype, backend_name: str) -
     compiled = torch.compile(torch.ldexp, backend=backend_name, fullgraph=True)
     for each in (exponents, exponents.int()):
         assert not check_tensor(compiled(x, each), torch.ldexp(x, each), None, Rule(exact=True))
+
+
+@pytest.mark.parametrize(
+    ("fn", "dtypes"),
+    [
+        (torch.complex, (torch.float32, torch.float64)),
+        (torch.polar, (torch.float32, torch.float64)),
+        (lambda x, y: torch.addcdiv(x, x, y), (torch.bool, torch.bool)),
+    ],
+    ids=["complex", "polar", "addcdiv"],
+)
+def test_dtypes_are_refused_as_by_eager(fn: Any, dtypes: Any, backend: BackendUnderTest) -> None:
+    given = [torch.ones(3, dtype=dtype) for dtype in dtypes]
+    with pytest.raises(RuntimeError):
+        fn(*given)
+    with pytest.raises(RuntimeError):
+        torch.compile(fn, backend=backend)(*given)
