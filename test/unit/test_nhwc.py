@@ -78,6 +78,13 @@ GRADIENTS = CASES | {
     "an odd number of pixels": ((1, 40, 7, 9), (33, 40, 3, 3), {"padding": (0, 1)}),
     "strided pixels": ((2, 48, 9, 9), (70, 48, 1, 1), {"stride": 2}),
     "padding that no tap skips": ((1, 32, 5, 5), (32, 32, 2, 2), {"padding": 2}),
+    "more steps than taps": ((2, 34, 8, 11), (17, 34, 2, 3), {"stride": (3, 4), "padding": 1}),
+    "rows at the end that no tap reaches": ((1, 32, 10, 9), (48, 32, 3, 3), {"stride": (4, 2)}),
+    "a step along one axis": (
+        (2, 32, 6, 7),
+        (40, 32, 3, 3),
+        {"stride": (1, 2), "padding": (0, 2)},
+    ),
 }
 
 
@@ -99,16 +106,17 @@ def gradients(what: str) -> tuple[Callable[..., list[Tensor]], list[Tensor], lis
         return list(found[:2])
 
     reach = [d * (taps - 1) for d, taps in zip(dilation, filters[2:], strict=True)]
-    whole = all(p <= r for p, r in zip(padding, reach, strict=True)) and stride == (1, 1)
+    whole = all(p <= r for p, r in zip(padding, reach, strict=True))
     single = image[2:] == (1, 1)  # row-major, too
-    routines = ["dicp_nhwc_bf16"] * whole + ["dicp_nhwc_filters_bf16"]
+    name = "dicp_nhwc_bf16" if stride == (1, 1) else "dicp_nhwc_strided_bf16"
+    routines = [name] * whole + ["dicp_nhwc_filters_bf16"]
     return compute, [torch.randn(out.shape).to(out), x, w], [] if single else routines
 
 
 @pytest.fixture
 def by_nhwc(monkeypatch: pytest.MonkeyPatch) -> None:
     """Our kernels compute gradients of any size."""
-    for name in ("NHWC_IMAGES_PIXELS", "NHWC_FILTERS_PIXELS"):
+    for name in ("NHWC_IMAGES_PIXELS", "NHWC_STRIDED_PIXELS", "NHWC_FILTERS_PIXELS"):
         monkeypatch.setattr(choice, name, 1 << 40)
 
 
@@ -143,21 +151,71 @@ def test_odd_numbers_of_gradients_stay_off_the_padding(
 
 
 @pytest.mark.parametrize(
-    ("pixels", "routines"),
-    [(5, ["dicp_nhwc_bf16", "dicp_nhwc_filters_bf16"]), (8, ["dicp_nhwc_filters_bf16"]), (12, [])],
+    ("pixels", "stride", "routines"),
+    [
+        (5, 1, ["dicp_nhwc_bf16", "dicp_nhwc_filters_bf16"]),
+        (8, 1, ["dicp_nhwc_filters_bf16"]),
+        (20, 1, []),
+        (30, 2, ["dicp_nhwc_strided_bf16"]),
+        (34, 2, []),
+    ],
 )
 def test_gradients_of_many_pixels_are_the_librarys(
-    tmp_path: Path, pixels: int, routines: list[str]
+    tmp_path: Path, pixels: int, stride: int, routines: list[str]
 ) -> None:
     def compute(grad: Tensor, x: Tensor, w: Tensor) -> Tensor:
-        options = (None, (1, 1), (1, 1), (1, 1), False, (0, 0), 1, (True, True, False))
+        steps = (stride, stride)
+        options = (None, steps, (1, 1), (1, 1), False, (0, 0), 1, (True, True, False))
         found = torch.ops.aten.convolution_backward(grad, x, w, *options)
         return found[0].sum() + found[1].sum()
 
-    grad, x = (images(1, n, pixels, pixels).detach() for n in (32, 64))
+    grad = images(1, 32, pixels, pixels).detach()
+    x = images(1, 64, stride * pixels, stride * pixels).detach()
     w = torch.randn(32, 64, 3, 3).to(HALF).contiguous(memory_format=torch.channels_last)
     steps = check(tmp_path, compute, grad, x, w)
     assert [s for s in steps if s.startswith("dicp_nhwc")] == routines, steps
+
+
+TRANSPOSED = {
+    "a step": ((2, 48, 6, 5), (48, 33, 4, 4), {"stride": 2, "padding": 1}),
+    "rows that no tap reaches": (
+        (1, 32, 4, 6),
+        (32, 40, 2, 3),
+        {"stride": (3, 2), "output_padding": 1},
+    ),
+    "no step": ((2, 100, 7, 7), (100, 20, 3, 3), {"padding": (1, 0), "dilation": (1, 2)}),
+    "one pixel": ((2, 100, 1, 1), (100, 64, 4, 4), {}),
+}
+
+
+@pytest.mark.parametrize("what", TRANSPOSED)
+@pytest.mark.parametrize("layout", [torch.channels_last, torch.contiguous_format])
+def test_transposed_convolutions(tmp_path: Path, what: str, layout: torch.memory_format) -> None:
+    image, filters, options = TRANSPOSED[what]
+
+    def convolve(x: Tensor, w: Tensor, bias: Tensor | None) -> Tensor:
+        return F.conv_transpose2d(x, w, bias, **options)
+
+    x = images(*image).detach().contiguous(memory_format=layout)
+    for bias in (torch.randn(filters[1]).to(HALF), None):
+        steps = check(tmp_path, convolve, x, torch.randn(filters).to(HALF), bias)
+        assert any(step.startswith("dicp_nhwc") for step in steps), steps
+
+
+@pytest.mark.parametrize("what", TRANSPOSED)
+@pytest.mark.parametrize("where", [0, 1], ids=["images", "filters"])
+def test_transposed_convolutions_of_odd_numbers(tmp_path: Path, what: str, where: int) -> None:
+    image, filters, options = TRANSPOSED[what]
+
+    def convolve(x: Tensor, w: Tensor) -> Tensor:
+        return F.conv_transpose2d(x, w, None, **options)
+
+    given = [images(*image).detach(), torch.randn(filters).to(HALF)]
+    compiled = torch.compile(convolve, backend=Backend("cpu", cache_dir=tmp_path))
+    for odd in (torch.inf, torch.nan):
+        given[where][0, 0, 0, 0] = odd
+        expected = convolve(*given)
+        torch.testing.assert_close(compiled(*given), expected, equal_nan=True, atol=0.1, rtol=0.02)
 
 
 def test_images_and_filters_with_other_strides(tmp_path: Path) -> None:

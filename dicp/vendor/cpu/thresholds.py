@@ -151,14 +151,22 @@ oneDNN's reordering of filters is not amortized."""
 THIN_PIXELS = 1024
 """Pixels up to which the gradient of filters of 3 or 4 channels takes 0.4 of the library's time by
 im2col; with more pixels 1.5 or more."""
-NHWC_PIXELS, NHWC_IMAGES_PIXELS, NHWC_FILTERS_PIXELS = 256, 1, 4
+NHWC_PIXELS, NHWC_IMAGES_PIXELS, NHWC_FILTERS_PIXELS = 256, 1, 12
 """Pixels of a channels-last bfloat16 result up to which our kernel is faster than the library, and
 pixels for each filter up to which our gradients of images, and of filters, are.
 
 Measured on 76 shapes with 64 to 1024 channels, 1x1 to 5x5 filters that are in no cache, processor
 time of one thread: results 0.30 to 0.87 of the library's time, from 784 pixels on 0.94 to 1.26;
-gradients of images 0.51 to 1.03, with more pixels up to 1.22; gradients of filters 0.08 to 0.93,
-with more up to 1.24."""
+gradients of images 0.51 to 1.03, with more pixels up to 1.22; gradients of filters 0.08 to 0.93
+with up to 4 pixels for each, and on an AMD EPYC (Zen 5) 0.64 to 1.04 with 4 to 16, then up to
+1.44."""
+NHWC_STRIDED_PIXELS = 1024
+"""Pixels of a channels-last bfloat16 result with strides up to which our gradient of images, or a
+transposed convolution, is faster if filters have several taps.
+
+Measured at stride 2 with 16 to 512 channels, 1x1 to 5x5 filters, on an AMD EPYC (Zen 5), processor
+time of one thread: 0.40 to 0.96 of the library's time, with 3136 pixels 1.09 to 1.28; for 1x1
+filters 0.31 to 0.79, however many pixels."""
 MIN_FILTERS = 32
 """Filters that must read an im2col patch to amortize its copy."""
 MAX_TRANSPOSED = 1 << 30

@@ -7,7 +7,7 @@ passes those of Dynamo's.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -27,6 +27,7 @@ from dicp.vendor.cpu.thresholds import (
     NHWC_FILTERS_PIXELS,
     NHWC_IMAGES_PIXELS,
     NHWC_PIXELS,
+    NHWC_STRIDED_PIXELS,
     THIN_CHANNELS,
     THIN_PIXELS,
     WIDE_CONVOLUTIONS,
@@ -36,15 +37,11 @@ from dicp.vendor.cpu.toolchain import has_feature
 
 
 @dataclass(frozen=True)
-class Transposed:
-    """The shape and dtype of filters with input and output channels exchanged."""
+class Planned:
+    """The shape and dtype of a tensor that is not in the graph."""
 
     shape: Sequence[Size]
     dtype: torch.dtype
-
-    @classmethod
-    def of(cls, w: Shaped) -> Transposed:
-        return cls((w.shape[1], w.shape[0], *w.shape[2:]), w.dtype)
 
 
 @dataclass(frozen=True)
@@ -133,6 +130,10 @@ def result(
 
     `rows` and `last` tell which; an image of one pixel is both row-major and channels last.
     """
+    if how.transposed:
+        how, image = replace(how, transposed=False), Planned(out, x.dtype)
+        fits = last and how.fit(x, w) and is_images_gradient_by_nhwc(how, image, w, x.shape)
+        return "transposed" if fits else None
     axes = how.axes(x, w, out)
     if not how.fit(x, w):
         fits = last and how.fits_depthwise(x, w) and depthwise.is_better(w, out, axes)
@@ -159,7 +160,8 @@ def images_gradient(how: Options, x: Shaped, w: Shaped, out: Sequence[Size]) -> 
         dilated = any(axis[3] != 1 != axis[5] for axis in axes)
         few = w.shape[1] < MIN_FILTERS // 2  # type: ignore[operator]
         return None if dilated or few else "im2col"
-    if not _is_better(Transposed.of(w), x.shape, transposed(axes)):
+    exchanged = Planned((w.shape[1], w.shape[0], *w.shape[2:]), w.dtype)
+    if not _is_better(exchanged, x.shape, transposed(axes)):
         return None
     return "product" if of_one_pixel(axes) else "convolution"
 
@@ -268,11 +270,14 @@ def _is_by_nhwc(how: Options, x: Shaped, w: Shaped, out: Sequence[Size]) -> bool
 
 
 def is_images_gradient_by_nhwc(how: Options, x: Shaped, w: Shaped, out: Sequence[Size]) -> bool:
-    """Whether our kernel is faster for the gradient of channels-last images, at stride 1."""
+    """Whether our kernel is faster for the gradient of channels-last images."""
     pixels, axes = _nhwc_pixels(how, x, w, out), how.axes(x, w, out)
-    if pixels is None or any(axis[3] != 1 for axis in axes):
+    if pixels is None or any(axis[3] != 1 != axis[5] for axis in axes):
         return False
-    few = pixels <= NHWC_IMAGES_PIXELS * w.shape[0]  # type: ignore[operator]
+    if all(axis[3] == 1 for axis in axes):
+        few = pixels <= NHWC_IMAGES_PIXELS * w.shape[0]  # type: ignore[operator]
+    else:
+        few = pixels <= NHWC_STRIDED_PIXELS or patchify.reads_pixels(axes)
     return few and all(axis[4] >= 0 for axis in transposed(axes))
 
 

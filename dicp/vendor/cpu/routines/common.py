@@ -53,6 +53,8 @@ GROUPS = {
     "nhwc": {
         "dicp_nhwc": "d_convolve_nhwc(args, sizes, false)",
         "dicp_nhwc_biased": "d_convolve_nhwc(args, sizes, true)",
+        "dicp_nhwc_strided": "d_convolve_nhwc_strided(args, sizes, false)",
+        "dicp_nhwc_strided_biased": "d_convolve_nhwc_strided(args, sizes, true)",
     },
     "nhwc_filters": {"dicp_nhwc_filters": "d_convolution_nhwc_filters_of(args, sizes)"},
     "convolution_filters": {"dicp_convolution_filters": "d_convolution_filters(args, sizes)"},

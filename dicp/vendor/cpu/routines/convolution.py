@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ from dicp.loop.ir.expr import Ref
 from dicp.loop.ir.index import Index, Size, contiguous_strides, normal, product
 from dicp.loop.lowering import Lowering, RuleTable, Value, library
 from dicp.loop.lowering.library import bias_gradient, plain, rows_of
-from dicp.vendor.cpu.routines import choice, depthwise, patchify
+from dicp.vendor.cpu.routines import choice, depthwise, nhwc, patchify
 from dicp.vendor.cpu.routines.choice import Options, of_one_pixel
 from dicp.vendor.cpu.routines.common import (
     LIBRARY_CALLS,
@@ -28,7 +29,7 @@ from dicp.vendor.cpu.thresholds import (
     ONEDNN_PADDING,
     ONEDNN_TAPS,
 )
-from dicp.vendor.cpu.toolchain import has_feature, has_tiles
+from dicp.vendor.cpu.toolchain import has_feature
 
 aten = torch.ops.aten
 CONVOLUTIONS = RuleTable()
@@ -42,6 +43,9 @@ def convolution(
     how = Options(*options, **named)
     rows, last = _is_row_major(out), len(out.shape) == 4 and is_channels_last(out)
     kind = choice.result(how, x, w, out.shape, rows, last) if is_taken(x, w, bias) else None
+    if kind == "transposed":
+        axes = replace(how, transposed=False).axes(out, w, x.shape)
+        return nhwc.images_gradient(lw, x, w, bias, out, axes)
     axes = how.axes(x, w, out.shape)
     if kind == "depthwise":
         return depthwise.convolved(lw, x, w, bias, out, axes)
@@ -50,7 +54,7 @@ def convolution(
     if kind == "product" and _pixels_in_rows(lw.realize(x)):
         return _by_pixel_in_rows(lw, x, lw.reshape(w, w.shape[:2]), bias, out)
     if kind == "nhwc":
-        return _by_nhwc(lw, x, w, bias, out, axes)
+        return nhwc.convolved(lw, x, w, bias, out, axes)
     if kind is not None:
         skips = _skips_padding(x, w, how.groups) and _in_own_kernel(axes[-1])
         name = "dicp_im2col" if kind == "im2col" else "dicp_convolution"
@@ -78,7 +82,7 @@ def convolution_backward(
         elif x.ndim == 3 or _pixels_in_rows(lw.realize(grad), lw.realize(x)):
             results[:2] = _backward(lw, grad, x, w, images, filters, how)
         else:
-            results[:2] = _nhwc_gradients(lw, grad, x, w, images, filters, how)
+            results[:2] = nhwc.gradients(lw, grad, x, w, images, filters, how)
     elif how.fits_depthwise(x, w) and is_taken(grad, x, w):
         axes = how.axes(x, w, grad.shape)
         if mask[0]:
@@ -200,58 +204,6 @@ def _convolved(
     if bias is not None:
         name, refs = f"{name}_biased", [*refs, rows_of(lw, bias)]
     return call(lw, name, refs, (out,), sizes)[0]
-
-
-def _by_nhwc(
-    lw: Lowering, x: Value, w: Value, bias: Value | None, out: Ref, axes: Sequence[Axis]
-) -> Value:
-    """Channels-last images and result; the filters are packed as they lie."""
-    refs = [_channels_last(lw, x), lw.realize_to_read(w, contiguous_strides(w.shape))]
-    name = "dicp_nhwc"
-    if bias is not None:
-        name, refs = f"{name}_biased", [*refs, rows_of(lw, bias)]
-    return call(lw, name, refs, (out,), _nhwc_sizes(refs[0], w.shape[0], axes))[0]
-
-
-def _nhwc_sizes(
-    images: Ref, filters: Size, axes: Sequence[Axis], reversed_taps: bool = False
-) -> list[Size]:
-    """The kernels' sizes for channels-last images."""
-    image, _, row, pixel = images.strides
-    # As oneDNN does in bfloat16, small images too; on tile registers only images of one pixel.
-    padded = has_tiles() and any(axis[0] != 1 for axis in axes)
-    skips = not padded and any(axis[2] != 1 for axis in axes)
-    steps = (image, row, pixel, int(skips), int(reversed_taps))
-    return [*images.shape[:2], filters, *axes[0], *axes[1], *steps]
-
-
-def _nhwc_gradients(
-    lw: Lowering, grad: Value, x: Value, w: Value, images: Ref | None, filters: Ref | None,
-    how: Options,
-) -> tuple[Value | None, Value | None]:  # fmt: skip
-    """Of channels-last images, and of filters whose gradient is channels last."""
-    found: list[Value | None] = [None, None]
-    axes = how.axes(x, w, grad.shape)
-    if images is not None and is_channels_last(images):
-        if choice.is_images_gradient_by_nhwc(how, x, w, grad.shape):
-            refs = [_channels_last(lw, grad), _channels_last(lw, w)]
-            sizes = _nhwc_sizes(refs[0], x.shape[1], choice.transposed(axes), reversed_taps=True)
-            found[0] = call(lw, "dicp_nhwc", refs, (images,), sizes)[0]
-    if filters is not None and is_channels_last(filters):
-        if choice.is_filters_gradient_by_nhwc(how, x, w, grad.shape):
-            refs = [_channels_last(lw, x), _channels_last(lw, grad)]
-            sizes = _nhwc_sizes(refs[0], w.shape[0], axes)
-            found[1] = call(lw, "dicp_nhwc_filters", refs, (filters,), sizes)[0]
-    return found[0], found[1]
-
-
-def _channels_last(lw: Lowering, x: Value) -> Ref:
-    """Images in memory, channels last."""
-    image = lw.realize(x)
-    if is_channels_last(image):
-        return image
-    n, c, high, wide = x.shape
-    return lw.realize(x, (normal(c * high * wide), normal(1), normal(c * wide), normal(c)))
 
 
 def _in_rows(lw: Lowering, x: Value) -> Ref:

@@ -47,16 +47,21 @@ struct d_convolution_nhwc {
   d_axis y, x;
   int64_t in_image, in_row, in_pixel;
   bool skips;  // padding is left out; else it is multiplied as zeros
-  // The gradient of images: its filters lie in the order of channels, taps, filters, and taps are reversed.
+  // The gradient of images: taps are reversed, and the filters of a channel and tap are adjacent. Steps of
+  // its filters: to the next channel, row of taps, and tap of a row.
   bool reversed;
+  int64_t channel_step, tap_row_step, tap_step;
   const d_bf16 *in, *weights, *bias;
   d_bf16* out;
 
   int64_t taps() const { return y.taps * x.taps; }
   int64_t pixels() const { return y.out * x.out; }
   d_bf16 weight(int64_t filter, int64_t channel, int64_t tap) const {
-    return weights[reversed ? (channel * taps() + taps() - 1 - tap) * filters + filter
-                            : (filter * channels + channel) * taps() + tap];
+    return reversed ? reversed_filters(channel, tap)[filter] : weights[(filter * channels + channel) * taps() + tap];
+  }
+  const d_bf16* reversed_filters(int64_t channel, int64_t tap) const {
+    const int64_t from_last = taps() - 1 - tap;
+    return weights + channel * channel_step + from_last / x.taps * tap_row_step + from_last % x.taps * tap_step;
   }
   // One result, of the taps inside the image.
   float one(int64_t pixel, int64_t filter) const {
@@ -140,12 +145,12 @@ struct d_convolution_nhwc {
   // The same for the panels of `n` filters, `size` apart, of the gradient of images.
   void reversed_panels(int64_t filter, int64_t n, int64_t channel, int64_t some, d_pair* to,
                        int64_t size) const {
-    const int64_t count = taps(), cells = d_cells_of<d_bf16>(some), line = count * filters;
+    const int64_t count = taps(), cells = d_cells_of<d_bf16>(some), line = channel_step;
     if (n % d_panel) d_clear(to, n / d_panel * size, d_round_up(n, d_panel) / d_panel * size);
     for (int64_t c = 0; c < some; c += 2)
       for (int64_t tap = 0; tap < count; ++tap) {
-        const d_bf16* from = weights + (channel + c) * line + tap * filters + filter;
-        d_pair* at = to + ((count - 1 - tap) * cells + c / 2) * d_panel;
+        const d_bf16* from = reversed_filters(channel + c, tap) + filter;
+        d_pair* at = to + (tap * cells + c / 2) * d_panel;
         for (int64_t j = 0; j < n; j += d_panel, at += size) {
           const int64_t wide = d_least(n - j, d_panel);
           __builtin_prefetch(from + j + 2 * line);
@@ -353,16 +358,56 @@ struct d_convolution_nhwc_filters {
 };
 
 // Sizes: images, channels, filters, both axes, the (image, row, pixel) steps of the images, whether padding
-// is left out, whether it is the gradient of images.
+// is left out, whether it is the gradient of images, and then the steps of its filters.
 static d_convolution_nhwc d_nhwc_of(const int64_t* sizes, void* images, void* filters, void* bias, void* result) {
   return {sizes[0], sizes[1], sizes[2], d_axis_of(sizes + 3), d_axis_of(sizes + 9),
-          sizes[15], sizes[16], sizes[17], sizes[18] != 0, sizes[19] != 0,
+          sizes[15], sizes[16], sizes[17], sizes[18] != 0, sizes[19] != 0, sizes[20], sizes[21], sizes[22],
           (const d_bf16*)images, (const d_bf16*)filters, (const d_bf16*)bias, (d_bf16*)result};
 }
 // Arguments: images, filters (row-major), the bias if there is one, the result. For the gradient of images:
-// the result's gradient, the filters (channels last), the images.
+// the result's gradient, the filters (those of a tap adjacent), the images.
 static void d_convolve_nhwc(void** args, const int64_t* sizes, bool biased) {
   d_nhwc_of(sizes, args[0], args[1], biased ? args[2] : nullptr, args[2 + biased]).run();
+}
+// The convolution, at stride 1, of the result's gradient for the pixels `first`, `first + stride` and so on of
+// an axis: taps `tap`, `tap + stride` and so on reach them, reversed; there may be none.
+static d_axis d_remainder(const d_axis& axis, int64_t first, int64_t* tap) {
+  const int64_t skipped = (first + axis.padding) / axis.stride, step = axis.stride;
+  *tap = (first + axis.padding) % step;
+  const int64_t taps = *tap < axis.taps ? (axis.taps - *tap + step - 1) / step : 0;
+  const int64_t pixels = (axis.in - first + step - 1) / step;
+  return {axis.out, pixels, taps, 1, axis.dilation * (taps - 1) - skipped, axis.dilation};
+}
+// The gradient of images of a convolution with strides, whose axes are given: each remainder of a pixel's row
+// and column by the strides has a convolution of its own. Shi et al., "Is the deconvolution layer the same as a
+// convolutional layer?" (2016).
+static void d_convolve_nhwc_strided(void** args, const int64_t* sizes, bool biased) {
+  const auto whole = d_nhwc_of(sizes, args[0], args[1], biased ? args[2] : nullptr, args[2 + biased]);
+  const d_axis &y = whole.y, &x = whole.x;
+  const int64_t rows = (y.in + y.stride - 1) / y.stride, columns = (x.in + x.stride - 1) / x.stride;
+  float* room = d_floats((whole.images * rows * columns * whole.filters + 1) / 2);
+  if (!room) return;
+  d_convolution_nhwc part = whole;
+  part.out = (d_bf16*)room;
+  part.tap_row_step *= y.stride, part.tap_step *= x.stride;
+  for (int64_t row = 0, tap_row, tap; row < d_least(y.stride, y.in); ++row)
+    for (int64_t column = 0; column < d_least(x.stride, x.in); ++column) {
+      part.y = d_remainder(y, row, &tap_row), part.x = d_remainder(x, column, &tap);
+      part.weights = whole.weights + tap_row * whole.tap_row_step + tap * whole.tap_step;
+      const bool reached = part.taps() != 0;
+      if (reached) part.run();
+      else for (int64_t f = 0; f < part.filters; ++f) part.out[f] = part.bias ? part.bias[f] : 0;
+      const int64_t next = reached ? part.filters : 0;  // pixels that no tap reaches are alike
+#pragma omp parallel for
+      for (int64_t line = 0; line < part.images * part.y.out; ++line) {
+        const int64_t image = line / part.y.out, at = line % part.y.out * y.stride + row;
+        const d_bf16* from = part.out + line * part.x.out * next;
+        d_bf16* to = whole.out + ((image * y.in + at) * x.in + column) * part.filters;
+        for (int64_t k = 0; k < part.x.out; ++k, from += next, to += x.stride * part.filters)
+          __builtin_memcpy(to, from, part.filters * sizeof(d_bf16));
+      }
+    }
+  d_done(room);
 }
 // Arguments: images, the result's gradient, that of the filters (both channels last).
 static void d_convolution_nhwc_filters_of(void** args, const int64_t* sizes) {

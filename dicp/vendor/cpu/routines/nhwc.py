@@ -1,0 +1,81 @@
+"""Convolutions of channels-last (NHWC) bfloat16 images, and their gradients, by nhwc.h."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from dicp.loop.ir.expr import Ref
+from dicp.loop.ir.index import Size, contiguous_strides, normal
+from dicp.loop.lowering import Lowering, Value
+from dicp.loop.lowering.library import rows_of
+from dicp.vendor.cpu.routines import choice
+from dicp.vendor.cpu.routines.choice import Options
+from dicp.vendor.cpu.routines.common import Axis, call
+from dicp.vendor.cpu.routines.depthwise import is_channels_last
+from dicp.vendor.cpu.toolchain import has_tiles
+
+
+def convolved(
+    lw: Lowering, x: Value, w: Value, bias: Value | None, out: Ref, axes: Sequence[Axis]
+) -> Value:
+    """Channels-last images and result; the filters are packed as they lie."""
+    refs = [_channels_last(lw, x), lw.realize_to_read(w, contiguous_strides(w.shape))]
+    name = "dicp_nhwc"
+    if bias is not None:
+        name, refs = f"{name}_biased", [*refs, rows_of(lw, bias)]
+    return call(lw, name, refs, (out,), _sizes(refs[0], w.shape[0], axes))[0]
+
+
+def gradients(
+    lw: Lowering, grad: Value, x: Value, w: Value, images: Ref | None, filters: Ref | None,
+    how: Options,
+) -> tuple[Value | None, Value | None]:  # fmt: skip
+    """Of channels-last images, and of filters whose gradient is channels last."""
+    found: list[Value | None] = [None, None]
+    axes = how.axes(x, w, grad.shape)
+    if images is not None and is_channels_last(images):
+        if choice.is_images_gradient_by_nhwc(how, x, w, grad.shape):
+            found[0] = images_gradient(lw, grad, w, None, images, axes)
+    if filters is not None and is_channels_last(filters):
+        if choice.is_filters_gradient_by_nhwc(how, x, w, grad.shape):
+            refs = [_channels_last(lw, x), _channels_last(lw, grad)]
+            sizes = _sizes(refs[0], w.shape[0], axes)
+            found[1] = call(lw, "dicp_nhwc_filters", refs, (filters,), sizes)[0]
+    return found[0], found[1]
+
+
+def images_gradient(
+    lw: Lowering, grad: Value, w: Value, bias: Value | None, images: Ref, axes: Sequence[Axis]
+) -> Value:
+    """The gradient of a convolution's images; with a bias, a transposed convolution."""
+    name = "dicp_nhwc_strided"
+    if all(axis[3] == 1 for axis in axes):  # a convolution at stride 1
+        name, axes = "dicp_nhwc", choice.transposed(axes)
+    refs = [_channels_last(lw, grad), _channels_last(lw, w)]
+    if bias is not None:
+        name, refs = f"{name}_biased", [*refs, rows_of(lw, bias)]
+    return call(lw, name, refs, (images,), _sizes(refs[0], w.shape[1], axes, refs[1]))[0]
+
+
+def _sizes(
+    images: Ref, filters: Size, axes: Sequence[Axis], weights: Ref | None = None
+) -> list[Size]:
+    """The kernels' sizes for channels-last images; `weights`: of a gradient of images."""
+    image, _, row, pixel = images.strides
+    # As oneDNN does in bfloat16, small images too; on tile registers only images of one pixel.
+    padded = has_tiles() and any(axis[0] != 1 for axis in axes)
+    skips = not padded and any(axis[2] != 1 for axis in axes)
+    steps = (0, 0, 0) if weights is None else (weights.strides[0], *weights.strides[2:])
+    layout = (image, row, pixel, int(skips), int(weights is not None), *steps)
+    return [*images.shape[:2], filters, *axes[0], *axes[1], *layout]
+
+
+def _channels_last(lw: Lowering, x: Value) -> Ref:
+    """Images in memory, channels last."""
+    image = lw.realize(x)
+    return image if is_channels_last(image) else lw.realize(x, _channels_last_strides(x.shape))
+
+
+def _channels_last_strides(shape: Sequence[Size]) -> tuple[Size, ...]:
+    n, c, high, wide = shape
+    return (normal(c * high * wide), normal(1), normal(c * wide), normal(c))
