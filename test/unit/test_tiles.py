@@ -56,8 +56,8 @@ def test_products(folder: Path, rows: int, depth: int, columns: int) -> None:
     """Whole and partial tiles of every operand, in depth too; gradients transpose the operands."""
     operands = leaf(rows, depth, dtype=HALF), leaf(depth, columns, dtype=HALF)
     kinds = [
-        variant(HALF, rows, columns, False), variant(HALF, rows, depth, True),
-        variant(HALF, depth, columns, False),
+        variant(HALF, rows, columns, (columns, 1)), variant(HALF, rows, depth, (1, columns)),
+        variant(HALF, depth, columns, (columns, 1)),
     ]  # fmt: skip
     steps = on_tiles(folder, torch.mm, *operands)
     assert sorted(steps) == sorted(f"dicp_{kind}_bf16" for kind in kinds)
@@ -71,7 +71,7 @@ def test_layouts(folder: Path, left: str, right: str) -> None:
     for rows, depth, columns in ((12, 66, 64), (45, 34, 33), (61, 521, 96)):
         a = LAYOUTS[left](torch.randn(rows, depth).to(HALF))
         b = LAYOUTS[right](torch.randn(depth, columns).to(HALF))
-        kind = variant(HALF, rows, columns, right == "columns")
+        kind = variant(HALF, rows, columns, b.stride())
         assert on_tiles(folder, torch.mm, a, b) == [f"dicp_{kind}_bf16"]
 
 
@@ -96,7 +96,7 @@ def test_epilogue_and_groups(folder: Path) -> None:
     x, w, b = (torch.randn(*s).to(HALF) for s in ((50, 20), (70, 20), (70,)))
     x[0, 0], x[1, 0] = torch.nan, torch.inf
     fused = on_tiles(folder, lambda x, w, b: F.gelu(F.linear(x, w, b)), x, w, b)
-    assert fused == [f"dicp_{variant(HALF, 50, 70, True)}_biased_bf16"]
+    assert fused == [f"dicp_{variant(HALF, 50, 70, (1, 20))}_biased_bf16"]
     pytest.importorskip("transformers.integrations.moe")
     ends = torch.tensor([60, 60, 61, 100])
     steps = on_tiles(

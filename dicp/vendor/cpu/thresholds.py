@@ -190,6 +190,13 @@ MAX_DOTS = 12
 """Rows up to which a product whose right operand is column-major, as weights are, is computed by
 dot products (`d_most_dots`): ceil(rows / 4) passes over a column in the L1 cache against packing
 it. On an AMD EPYC with AVX-512, 1 to 12 rows take 0.3 to 0.9 of the library's time."""
+MAX_AXPYS, MAX_NARROW_AXPYS = 2, 1
+"""Rows up to which a product whose right operand is row-major is computed by sums of its rows
+(`d_most_axpys`), in float32 and in bfloat16.
+
+On an AMD EPYC (Zen 5), one thread, 64x256 to 384x8192 numbers: one row takes 0.40 to 0.83 of
+oneDNN's time in float32 and 0.52 to 0.61 in bfloat16, 1.0 to 1.2 of BLAS's; two rows 0.57 to 0.95
+of our tiles' time in float32 and 0.83 to 1.21 in bfloat16, more rows up to 2."""
 MAX_BYTES_ROWS, MAX_OWN_BYTES_ROWS = 64, 512
 """Rows up to which a product reads int8 weights unconverted, everywhere and where our kernel
 multiplies faster than BLAS. Otherwise they are converted in memory at every run.

@@ -33,7 +33,7 @@ class Trial:
 
     def __init__(self, which: ShapeClass, units: Units, libraries: Libraries) -> None:
         self.rows, self.depth, self.columns = PROBLEMS[which]
-        group = Group.of(variant(HALF, self.rows, self.columns, in_place=True), HALF)
+        group = Group.of(variant(HALF, self.rows, self.columns, (1, self.depth)), HALF)
         entry = next(name for name in group.bodies() if "biased" not in name)
         key = units.routines(group)
         unit = units.entries[key]

@@ -16,8 +16,8 @@ from dicp.vendor.cpu.thresholds import MIN_PRODUCT_ROWS
 from dicp.vendor.cpu.toolchain import JOINED_PRODUCTS
 
 FOLDER = Path(__file__).parent
-HEADERS = ("tile.h", "gemm.h", "exp.h", "dots.h", "product.h", "attention.h", "convolution.h",
-           "depthwise.h", "im2col.h", "nhwc.h")  # fmt: skip
+HEADERS = ("tile.h", "gemm.h", "exp.h", "dots.h", "axpys.h", "product.h", "attention.h",
+           "convolution.h", "depthwise.h", "im2col.h", "nhwc.h")  # fmt: skip
 
 LIBRARY_CALLS = RuleTable()
 """Rules that call the library, for where the routines are not used."""
@@ -43,6 +43,10 @@ GROUPS = {
     "dots": {
         "dicp_dots": "d_dots_of<{}>(args, sizes, false)",
         "dicp_dots_biased": "d_dots_of<{}>(args, sizes, true)",
+    },
+    "axpys": {
+        "dicp_axpys": "d_axpys_of<{}>(args, sizes, false)",
+        "dicp_axpys_biased": "d_axpys_of<{}>(args, sizes, true)",
     },
     "dots_bytes": {"dicp_dots_of_bytes": "d_dots_of_bytes<{}>(args, sizes)"},
     "product_bytes": {"dicp_product_of_bytes": "d_product_of_bytes<{}>(args, sizes)"},

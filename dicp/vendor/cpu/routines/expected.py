@@ -74,10 +74,15 @@ def _groups_of_product(node: fx.Node, out: torch.Tensor, train: bool) -> tuple[s
     right = operands[at]
     if min(out.ndim, right.ndim) < 2:
         return ()  # vectors
-    step = right.stride()[-1 if _operator(node) is F.linear else -2 % right.ndim]
+    steps = [step if isinstance(step, int) else None for step in right.stride()[-2:]]
+    sizes = list(right.shape[-2:])
+    if _operator(node) is F.linear:
+        steps, sizes = steps[::-1], sizes[::-1]
     rows = math.prod(out.shape[:-1]) if right.ndim == 2 else out.shape[-2]
-    kind = variant(out.dtype, rows, out.shape[-1], isinstance(step, int) and step == 1)
-    return (kind, "product") if train else (kind,)
+    kind = variant(out.dtype, rows, sizes[1], steps)
+    if not train:
+        return (kind,)
+    return kind, "product", variant(out.dtype, rows, sizes[0], steps[::-1])
 
 
 def _is_ours(node: fx.Node, out: torch.Tensor, past_blas: Callable[[ShapeClass], bool]) -> bool:

@@ -232,7 +232,8 @@ d_inline d_words d_paired(d_vec first, d_vec second) {
 }
 #endif
 
-// A vector of cells from adjacent numbers of type T, or from bytes that stand for such numbers.
+// A vector of floats from adjacent numbers.
+d_inline d_vec d_widened(const float* at) { return *(const d_vec*)at; }
 typedef int8_t d_bytes __attribute__((vector_size(d_lanes), aligned(1), may_alias));
 d_inline d_vec d_widened(const d_bf16* at) {
   return (d_vec)(__builtin_convertvector(*(const d_halfwords*)at, d_words) << 16);
@@ -249,6 +250,7 @@ d_inline d_vec d_widened(const int8_t* at) {
 #endif
   return __builtin_convertvector(all, d_vec);
 }
+// A vector of cells from adjacent numbers of type T, or from bytes that stand for such numbers.
 template <class T> d_inline d_vec d_cells_of_row(const T* at) {
   if constexpr (sizeof(T) * d_held<d_cell<T>> == sizeof(float)) return *(const d_vec*)at;
   else return d_widened(at);

@@ -18,9 +18,11 @@ from dicp.vendor.cpu import library
 from dicp.vendor.cpu.calibration import ShapeClass, shape_class
 from dicp.vendor.cpu.routines.common import call, is_few, is_taken
 from dicp.vendor.cpu.thresholds import (
+    MAX_AXPYS,
     MAX_BYTES_ROWS,
     MAX_DOTS,
     MAX_FUSED_DEPTH,
+    MAX_NARROW_AXPYS,
     MAX_OWN_BYTES_ROWS,
     MAX_PACKING,
     MAX_TRANSPOSED,
@@ -40,12 +42,16 @@ ACTIVATIONS = ("none", "relu", "gelu", "gelu_tanh", "silu", "tanh", "sigmoid")
 CONVERSIONS = (aten._to_copy.default, torch.ops.prims.convert_element_type.default)
 
 
-def variant(
-    dtype: torch.dtype, rows: Size, columns: Size, in_place: bool
-) -> Literal["dots", "product", "product_transposed"]:
-    """The group of routines for a product; `in_place`: its right operand is column-major."""
-    if not in_place or not isinstance(rows, int):
+Variant = Literal["dots", "axpys", "product", "product_transposed"]
+
+
+def variant(dtype: torch.dtype, rows: Size, columns: Size, right: Sequence[Any]) -> Variant:
+    """The group of routines for a product; `right`: its right operand's (row, column) strides."""
+    if not isinstance(rows, int):
         return "product"
+    if right[0] != 1:
+        few = rows <= (MAX_AXPYS if dtype == torch.float32 else MAX_NARROW_AXPYS)
+        return "axpys" if right[1] == 1 and few else "product"
     if dtype == torch.bfloat16 and has_tiles():
         if rows == 1:
             return "dots"
@@ -65,9 +71,9 @@ def _is_better(rows: Size, columns: Size, depth: Size, transposed: bool, kind: s
 
     Measured in float32 on shapes from 2x512x512 to 2048x2048x2048: 0.9 to 2.5 times as fast, 1.3 in
     the geometric mean; in bfloat16 1.0 to 2.7 times. `transposed`: the left operand is
-    bfloat16 and column-major. `kind`: the product's `variant`. With few rows a column-major right
-    operand is read as it lies, at 2 to 3 times the rate of oneDNN and BLAS, which pack it or stream
-    it slowly: measured for 1 to 12 rows, 1.1 to 1.2 for 16 to 64.
+    bfloat16 and column-major. `kind`: the product's `variant`. With few rows the right operand is
+    read as it lies: a column-major one at 2 to 3 times the rate of oneDNN and BLAS, which pack it
+    or stream it slowly (measured for 1 to 12 rows, 1.1 to 1.2 for 16 to 64).
     """
     if kind != "product":
         return True
@@ -98,7 +104,7 @@ def multiplied(
     `by_row`: the bias has an element for each row of the result, else for each column.
     """
     left, right = (r.strides if len(r.shape) == 3 else (0, *r.strides) for r in refs)
-    kind = variant(out.dtype, counts[1], counts[2], right[1] == 1)
+    kind = variant(out.dtype, counts[1], counts[2], right[1:])
     name = f"dicp_{kind}" if bias is None else f"dicp_{kind}_biased"
     if bias is not None:
         refs.append(rows_of(lw, bias))
@@ -142,12 +148,13 @@ class Products:
         if not self.takes(which, a, b, *more) or out.strides[-1] != 1:
             return False
         transposed = a.dtype == torch.bfloat16 and lw.realize(a).strides[-1] != 1
-        kind = variant(a.dtype, a.shape[0], b.shape[1], lw.realize(b).strides[0] == 1)
+        kind = variant(a.dtype, a.shape[0], b.shape[1], lw.realize(b).strides)
         return _is_better(a.shape[0], b.shape[1], a.shape[1], transposed, kind)
 
     def bmm(self, lw: Lowering, a: Value, b: Value) -> Value:
         (out,) = lw.results()
-        few = is_few(a.shape[1]) and lw.realize(b).strides[1] != 1
+        kind = variant(a.dtype, a.shape[1], b.shape[2], lw.realize(b).strides[1:])
+        few = is_few(a.shape[1]) and kind == "product"
         if not self.takes("medium", a, b) or out.strides[-1] != 1 or few:
             return lw.call(aten.bmm.default, (a, b), out_variant=aten.bmm.out)[0]
         return _product(lw, a, b, out)
