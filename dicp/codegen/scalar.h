@@ -249,7 +249,8 @@ template <class T> d_inline T d_remainder(T a, T b, int64_t* status, int site) {
   if (b == 0) { d_report(status, 2, site); return 0; }
   if (d_is_minus_one(b)) return 0;
   const T r = (T)(a % b);
-  return (T)((r != 0) & ((r < 0) != (b < 0)) ? r + b : r);
+  // A mask, not a choice: as a branch it would be mispredicted for every other element.
+  return (T)(r + (b & -(int64_t)((r != 0) & ((r < 0) != (b < 0)))));
 }
 template <class T> d_inline T d_fmod(T a, T b, int64_t* status, int site) {
   if (b == 0) { d_report(status, 2, site); return 0; }
@@ -263,13 +264,11 @@ template <class T> d_inline T d_fmod(T a, T b, int64_t* status, int site) {
     return (r != 0) & ((r < 0) != (b < 0)) ? r + b : r; \
   } \
   d_inline T d_floor_div(T a, T b, int64_t*, int) { \
-    if (b == 0) return a / b; \
-    const T r = MOD(a, b); \
-    T q = (a - r) / b; \
-    if ((r != 0) & ((r < 0) != (b < 0))) q -= 1; \
-    if (q == 0) return d_copysign((T)0, a / b); \
-    const T f = d_floor(q); \
-    return q - f > (T)0.5 ? f + 1 : f; \
+    const T r = MOD(a, b), ratio = a / b, p = (a - r) / b; \
+    const T q = (r != 0) & ((r < 0) != (b < 0)) ? p - 1 : p; \
+    const T f = d_floor(q), near = q - f > (T)0.5 ? f + 1 : f; \
+    const T found = q == 0 ? d_copysign((T)0, ratio) : near; \
+    return b == 0 ? ratio : found; \
   }
 d_float_division(float, fmodf) d_float_division(double, fmod)
 

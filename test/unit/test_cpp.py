@@ -51,6 +51,14 @@ GRAPHS: dict[str, Callable[[], tuple[Callable[..., Any], list[Any], dict[str, An
         lambda x, y: torch.relu(x * 2 + y).where(x > 0, y), [f32(4, 1, 8), f32(5, 1)], {}
     ),
     "softmax": lambda: (lambda x: x.softmax(-1), [f32(6, 40, grad=True)], {}),
+    "short_rows": lambda: (lambda x: x.log_softmax(-1), [f32(100, 21)], {}),
+    "cumsum_of_columns": lambda: (lambda x: x.cumsum(0), [f32(20, 48)], {}),
+    "roll": lambda: (lambda x: x.roll(3, 1), [f32(6, 40)], {}),
+    "padded_windows": lambda: (
+        lambda x: F.avg_pool2d(x, 3, 2, 1),
+        [f32(2, 16, 12, 12).to(memory_format=torch.channels_last)], {},
+    ),
+    "interleaved": lambda: (lambda x: torch.stack([x.cos(), x.sin()], -1), [f32(100)], {}),
     "long_layer_norm": lambda: (lambda x: F.layer_norm(x, (256,)), [f32(4, 256)], {}),
     "layer_norm": lambda: (
         lambda x, w, b: F.layer_norm(x, (32,), w, b), [f32(4, 32), f32(32), f32(32)], {}

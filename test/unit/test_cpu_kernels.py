@@ -645,3 +645,28 @@ def test_only_distances_below_the_maximum_are_summed_online() -> None:
     for k in range(2):
         compiled = torch.compile(lambda x, k=k: sums(x)[k], backend="cpugraph")
         torch.testing.assert_close(compiled(x).double(), sums(x.double())[k], rtol=1e-6, atol=0.0)
+
+
+# ---- remainders of floats ------------------------------------------------------------------------
+
+NUMBERS = [0.0, -0.0, 1, -1, 2.5, -2.5, 7, -7, math.inf, -math.inf, math.nan, 1e-45, 3e38, -3e38]
+NUMBERS += [1e-38, 1e30, 0.1, 16777216.0, 5e-39, 2.0**29, 2.0**29 + 64]
+
+
+@pytest.mark.parametrize("level", ["native", "x86-64-v3", "x86-64-v2"])
+@pytest.mark.parametrize("dtype", [torch.float32, BF16, torch.float16])
+def test_remainders_are_exact(dtype: torch.dtype, level: str) -> None:
+    """Every pair of special numbers, and numbers of any magnitude; eager's scalar loops are exact,
+    and its vectors give NaN for large quotients."""
+    torch.manual_seed(0)
+    numbers = torch.tensor(NUMBERS)
+    drawn = [torch.randn(500) * 10 ** torch.empty(500).uniform_(-20, 20) for _ in range(2)]
+    a = torch.cat([numbers.repeat_interleave(len(numbers)), drawn[0]]).to(dtype)
+    b = torch.cat([numbers.repeat(len(numbers)), drawn[1]]).to(dtype)
+    options = {} if level == "native" else {"cxx_flags": f"-march={level}"}
+    for fn in (torch.fmod, torch.remainder, torch.floor_divide):
+        found = torch.compile(fn, backend="cpugraph", options=options)(a, b)
+        eager = torch.stack([fn(x, y) for x, y in zip(a, b, strict=True)])
+        same = (found == eager) & (found.signbit() == eager.signbit())
+        wrong = ~(same | (found.isnan() & eager.isnan()))
+        assert not wrong.any(), (fn, a[wrong][:5], b[wrong][:5], found[wrong][:5], eager[wrong][:5])

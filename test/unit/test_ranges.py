@@ -7,7 +7,7 @@ import torch
 
 from dicp.loop.ir import expr as ir
 from dicp.loop.ir.expr import Expr, Ref
-from dicp.loop.ir.index import Index, Indirect, Size, Var, variable
+from dicp.loop.ir.index import Index, Indirect, Size, Var, floordiv, mod, variable
 from dicp.loop.ir.kernel import Store
 from dicp.loop.passes.split_loops import split
 
@@ -114,3 +114,33 @@ def test_conditions_on_other_loops_stay() -> None:
     store = choose(compare("lt", variable(other)))
     (whole,) = split((store,), V)
     assert whole.stmts == (store,)
+
+
+def test_quotients_and_remainders() -> None:
+    """x[(v + 9) % 16] is x[v + 9] below 7, and x[v - 7] from there on."""
+    source = Ref("in0", (16,), torch.float32, (1,), "input")
+    for moved in (mod, floordiv):
+        place = moved(variable(V) + 9, 16)
+        first, second = split((Store(OUT, variable(V), ir.read(source, place)),), V)
+        assert (first.low, first.high, second.low, second.high) == (0, 7, 7, 16)
+        places = [r.stmts[0].value.index for r in (first, second)]
+        own = [variable(V) + 9, variable(V) + -7] if moved is mod else [Index(0), Index(1)]
+        assert places == own
+
+
+def test_dynamic_remainders() -> None:
+    n = sympy.Symbol("n", integer=True, positive=True)
+    var, source = Var(0, n + 3), Ref("in0", (n + 3,), torch.float32, (1,), "input")
+    read = ir.read(source, mod(variable(var) + n, n + 3))
+    first, second = split((Store(OUT, variable(var), read),), var)
+    assert (first.low, first.high, second.low, second.high) == (0, 3, 3, n + 3)
+    assert second.stmts[0].value.index == variable(var) + -3
+
+
+def test_many_wraps_stay_remainders() -> None:
+    source = Ref("in0", (3,), torch.float32, (1,), "input")
+    store = Store(OUT, variable(V), ir.read(source, mod(variable(V), 3)))
+    assert len(split((store,), V)) <= 8
+    long = Var(0, 1000)
+    store = Store(OUT, variable(long), ir.read(source, mod(variable(long), 3)))
+    assert [(r.low, r.high) for r in split((store,), long)] == [(0, 1000)]

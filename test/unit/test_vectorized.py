@@ -58,6 +58,12 @@ CASES: dict[str, Callable[[], Case]] = {
         lambda x: F.batch_norm(x, None, None, training=True), [f32(20, 4, 16, 16)]
     ),
     "cumsum": lambda: (lambda x: x.relu().cumsum(1), [f32(8, N)]),
+    "cumsum_of_columns": lambda: (lambda x: x.cumsum(0), [f32(50, 64)]),
+    "short_rows": lambda: (lambda x: x.log_softmax(1), [f32(128, 21)]),
+    "remainder": lambda: (torch.remainder, [f32(), f32()]),
+    "floor_divide": lambda: (lambda x: x // 0.3, [f32()]),
+    "roll": lambda: (lambda x: x.roll(70, 1), [f32(8, 200)]),
+    "complex": lambda: (lambda x, y: x * y, [torch.ones(N, dtype=torch.complex64)] * 2),
     "max_pool": lambda: (lambda x: F.max_pool2d(F.relu(x), 3, 2, 1), [f32(1, 2, 64, 64)]),
     "cat": lambda: (lambda x, y: torch.cat([x, y], 1), [f32(8, 100), f32(8, 100)]),
     "rotate_half": lambda: (

@@ -1,7 +1,8 @@
 """Splitting a loop where conditions on its variable change, so that no condition is left inside.
 
 `x[v] if v < 8 else y[v - 8]` over 0 .. 15 becomes two loops without a test: concatenation,
-padding, rolling, half-rotation and pooling then read memory in whole vectors.
+padding, half-rotation and pooling then read memory in whole vectors. So does rolling: `x[(v + 9) %
+16]` is `x[v + 9]` below 7 and `x[v - 7]` from there on.
 """
 
 from __future__ import annotations
@@ -52,27 +53,74 @@ class _Step:
 
 
 def split(stmts: Sequence[Stmt], var: Var) -> list[Range]:
-    """The loop over `var` as ranges, in each of which every condition on `var` alone is constant.
+    """The loop over `var` as ranges, in each of which every condition on `var` alone is constant,
+    and so is what `var` alone is divided by a number.
 
-    Unsplit where that takes more than MAX_RANGES.
+    Where that takes more than MAX_RANGES, it is split at conditions only, or not at all.
     """
     whole = Range(0, var.size, tuple(stmts))
-    parts = _divide(whole, var)
-    return parts if len(parts) <= MAX_RANGES else [whole]
+    for at_wraps in (True, False):
+        parts = _divide(whole, var, at_wraps)
+        if 1 < len(parts) <= MAX_RANGES:
+            return parts
+    return parts if len(parts) == 1 else [whole]
 
 
-def _divide(part: Range, var: Var) -> list[Range]:
+Limits = tuple[Var, int, int]
+"""A loop, and the range low <= v < high of it."""
+
+
+def inside(stmts: Sequence[Stmt], loops: Sequence[Var]) -> tuple[list[Limits], list[Stmt]]:
+    """The ranges of `loops` in which every condition that one of them alone decides and under which
+    memory is read holds, and the statements simplified for those.
+
+    The pixels of an image whose windows read no padding, for example. No ranges where there are no
+    such conditions, or where they hold for less than half of a loop.
+    """
+    limits: list[Limits] = []
+    known: dict[Expr, bool] = {}
+    tests = [e.args[0] for e in _expressions(stmts) if e.op == "masked"]
+    conditions = dict.fromkeys(e for test in tests for e in _conjuncts(test))
+    for var in loops:
+        steps = {e: s for e in conditions if (s := _step(e, var)) is not None}
+        if not isinstance(var.size, int) or not all(isinstance(s.at, int) for s in steps.values()):
+            continue
+        low = max((int(s.at) for s in steps.values() if not s.before), default=0)
+        high = min((int(s.at) for s in steps.values() if s.before), default=var.size)
+        low, high = max(low, 0), min(high, var.size)
+        if 2 * (high - low) < var.size:
+            return [], list(stmts)
+        known |= dict.fromkeys(steps, True)
+        if (low, high) != (0, var.size):
+            limits.append((var, low, high))
+    fold = _Fold(known, {})
+    return limits, [fold.stmt(s) for s in stmts] if limits else list(stmts)
+
+
+def _conjuncts(test: Expr) -> Iterator[Expr]:
+    """The conditions that all hold where `test` does."""
+    if test.op == "bitwise_and" and test.dtype == torch.bool:
+        for arg in test.args:
+            yield from _conjuncts(arg)
+    else:
+        yield test
+
+
+def _divide(part: Range, var: Var, at_wraps: bool) -> list[Range]:
     """`part` split at its conditions; recursive, as folding some conditions exposes others."""
     conditions = {e: s for e in _expressions(part.stmts) if (s := _step(e, var)) is not None}
-    inside = {s.at for s in conditions.values() if not _outside(s.at, part)}
-    bounds = _sorted({part.low, part.high} | inside)
-    if not conditions or bounds is None or len(bounds) > MAX_RANGES + 1:
+    atoms = _divisions(part.stmts) if at_wraps else ()
+    wraps = {a: w for a in atoms if (w := _wraps(a, var, part)) is not None}
+    points = {s.at for s in conditions.values()}.union(*wraps.values())
+    bounds = _sorted({part.low, part.high} | {at for at in points if not _outside(at, part)})
+    if not (conditions or wraps) or bounds is None or len(bounds) > MAX_RANGES + 1:
         return [part]
     parts: list[Range] = []
     for low, high in zip(bounds, bounds[1:], strict=False):
         known = {e: step.before != _reached(step.at, low) for e, step in conditions.items()}
-        fold = _Fold(known)
-        parts += _divide(Range(low, high, tuple(fold.stmt(s) for s in part.stmts)), var)
+        whole = {a: sum(_reached(at, low) for at in w) for a, w in wraps.items()}
+        fold = _Fold(known, {a: _divided(a, count) for a, count in whole.items()})
+        parts += _divide(Range(low, high, tuple(map(fold.stmt, part.stmts))), var, at_wraps)
     return parts
 
 
@@ -83,6 +131,39 @@ def _expressions(stmts: Iterable[Stmt]) -> Iterator[Expr]:
         if isinstance(stmt, Store):
             for inner in indirect_exprs(stmt.index):
                 yield from ir.walk(inner, seen)
+
+
+def _divisions(stmts: Iterable[Stmt]) -> Iterator[FloorDiv | Mod]:
+    """The quotients and remainders in the indices of `stmts`."""
+    indices = [i for e in _expressions(stmts) for i in ir.indices_of(e)]
+    indices += [s.index for s in stmts if isinstance(s, Store)]
+    for index in indices:
+        yield from (a for a, _ in index.terms if isinstance(a, (FloorDiv, Mod)))
+
+
+def _wraps(atom: FloorDiv | Mod, var: Var, part: Range) -> list[Size] | None:
+    """Where `v + c`, 0 <= c < divisor, reaches a multiple of the divisor as v grows; None for what
+    else is divided, and where that happens too often to split there."""
+    value, divisor = atom.value, atom.divisor
+    if [*value.terms] != [(var, 1)] or not is_nonnegative(value.const):
+        return None
+    if not is_positive(normal(divisor - value.const)):
+        return None
+    found: list[Size] = []
+    while len(found) < MAX_RANGES:
+        at = normal(divisor * (len(found) + 1) - value.const)
+        before = _below(at, part.high)
+        if not before:
+            return None if before is None else found
+        found.append(at)
+    return None
+
+
+def _divided(atom: FloorDiv | Mod, whole: int) -> Index:
+    """The quotient or remainder where the quotient is `whole`."""
+    if isinstance(atom, FloorDiv):
+        return Index(whole)
+    return atom.value + normal(-1 * whole * atom.divisor)
 
 
 _LESS: dict[str, tuple[int, int]] = {
@@ -161,22 +242,28 @@ def _sorted(points: set[Size]) -> list[Size] | None:
 
 
 class _Fold(Rewriter):
-    """Rewrites statements with some conditions known, and folds what depends on them."""
+    """Rewrites statements with some conditions and some quotients and remainders known, and folds
+    what depends on them."""
 
-    def __init__(self, known: dict[Expr, bool]) -> None:
+    def __init__(self, known: dict[Expr, bool], divided: dict[FloorDiv | Mod, Index]) -> None:
         super().__init__()
         self.known = known
+        self.divided = divided
 
     def stmt(self, stmt: Stmt) -> Stmt:
         return rewritten(stmt, self, self.index)
 
     def index(self, index: Index) -> Index:
-        """`index` with each indirect atom whose expression became a plain index replaced by it."""
-        if not any(indirect_exprs(index)):
+        """`index` with each quotient or remainder that is known, and each indirect atom whose
+        expression became a plain index, replaced by it."""
+        known = self.divided and any(a in self.divided for a, _ in index.terms)
+        if not known and not any(indirect_exprs(index)):
             return index
         return combine([(Index(index.const), 1), *((self._atom(a), c) for a, c in index.terms)])
 
     def _atom(self, atom: Atom) -> Index:
+        if isinstance(atom, (FloorDiv, Mod)) and atom in self.divided:
+            return self.divided[atom]
         if isinstance(atom, Indirect):
             inner = self(atom.expr)
             plain = _index_of(inner)

@@ -14,7 +14,7 @@ from dicp.loop.ir.expr import Read
 from dicp.loop.ir.index import Indirect, Size, Var
 from dicp.loop.ir.kernel import Form, Phase, Reduce, Scan, Stmt, Store
 from dicp.loop.passes.moments import Deviations
-from dicp.loop.passes.split_loops import Range
+from dicp.loop.passes.split_loops import Limits, Range
 
 LINE_BYTES = 64
 """Bytes of a cache line: a non-temporal store of whole lines does not read them first."""
@@ -78,10 +78,14 @@ class Points(HostForm):
     strips: tuple[Strip, ...] = ()
     half_vectors: bool = False
     """Whether the loop takes half a vector of 16-bit floats at a time."""
+    limits: tuple[Limits, ...] = ()
+    """Ranges of loops around the last one, inside which..."""
+    inside: tuple[Strip, ...] = ()
+    """...these strips take the place of `strips`: they need not test conditions on those loops."""
 
     @property
     def non_temporal(self) -> bool:
-        return any(s.non_temporal for s in self.strips)
+        return any(s.non_temporal for s in (*self.strips, *self.inside))
 
 
 @dataclass(frozen=True, eq=False)
@@ -209,6 +213,25 @@ class Rows(HostForm):
     @property
     def non_temporal(self) -> bool:
         return any(isinstance(p, Pass) and p.non_temporal for p in self.passes)
+
+
+@dataclass(frozen=True, eq=False)
+class ShortRows(HostForm):
+    """Rows shorter than a few vectors: the loop over rows is vectorized, a tile of them at a time,
+    whose elements are transposed in registers first and whose results are transposed back."""
+
+    steps: tuple[Phase, ...] = field(kw_only=True)
+    """The phases; what they compute for a row alone is named in a phase of its own."""
+    tile: int = field(kw_only=True)
+    """Rows of a tile."""
+    staged: tuple[Access, ...] = ()
+    """Reads that are transposed into a tile of their own."""
+    results: tuple[Store, ...] = ()
+    """Stores that are transposed from a tile of their own."""
+    long: frozenset[Reduce | Scan] = frozenset()
+    """Long floating sums, which go in blocks whose results are then added to totals in double."""
+    block: int = 0
+    """Elements per block."""
 
 
 @dataclass(frozen=True, eq=False)

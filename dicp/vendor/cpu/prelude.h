@@ -39,7 +39,13 @@ extern "C" d_scalar double exp(double);
 extern "C" d_scalar double erf(double);
 extern "C" d_scalar double tanh(double);
 extern "C" double fmod(double, double);
+// libmvec has no vector variant of fmodf; those that loops call then are defined below.
+#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
+#define D_FMOD_VECTORS
+extern "C" d_vector float fmodf(float, float);
+#else
 extern "C" float fmodf(float, float);
+#endif
 #define D_DECLARED
 #include "scalar.h"
 
@@ -135,6 +141,55 @@ template <class T> d_inline int64_t d_first(const T* x, int64_t n, T& value) {
 #define D_VECTOR_BYTES 32
 #else
 #define D_VECTOR_BYTES 16
+#endif
+
+// ---- vectors of remainders ----------------------------------------------------------------------
+#ifdef D_FMOD_VECTORS
+typedef float d_fmod_vector __attribute__((vector_size(D_VECTOR_BYTES)));
+// In double, a quotient of floats below 2^29 is truncated exactly: it is at least 2^-24 / b away from
+// the next integer, relatively more than the division's rounding error. Its product with b has 53 bits,
+// and so the remainder is exact. Vectors with larger quotients, infinities or NaN call the C library.
+static __attribute__((noinline)) d_fmod_vector d_fmod_lanes(d_fmod_vector a, d_fmod_vector b) {
+  constexpr int N = D_VECTOR_BYTES / sizeof(float);
+  float x[N], y[N], r[N];
+  __builtin_memcpy(x, &a, D_VECTOR_BYTES);
+  __builtin_memcpy(y, &b, D_VECTOR_BYTES);
+  int32_t large = 0;
+#pragma omp simd reduction(|: large)
+  for (int k = 0; k < N; ++k) {
+    const double q = d_trunc((double)x[k] / (double)y[k]);
+    r[k] = d_copysign((float)((double)x[k] - q * (double)y[k]), x[k]);
+    large |= !((d_abs(q) < 0x1p29) & (d_abs(y[k]) < d_inff));
+  }
+  for (int k = 0; large && k < N; ++k) {
+    asm("");  // else the compiler makes this loop a call of the function that it is in
+    r[k] = fmodf(x[k], y[k]);
+  }
+  __builtin_memcpy(&a, r, D_VECTOR_BYTES);
+  return a;
+}
+// The names are those by which g++ calls the vector variants of fmodf: 4 lanes with SSE, 8 with AVX and
+// AVX2, 16 with AVX-512. The shorter ones are padded by ones: one function is compiled sooner than four.
+#define d_define_fmod(name, bytes) \
+  typedef float name##_lanes __attribute__((vector_size(bytes))); \
+  extern "C" __attribute__((weak, visibility("hidden"))) name##_lanes name(name##_lanes a, name##_lanes b) { \
+    d_fmod_vector x = d_fmod_vector{} + 1.0f, y = x; \
+    __builtin_memcpy(&x, &a, bytes); \
+    __builtin_memcpy(&y, &b, bytes); \
+    x = d_fmod_lanes(x, y); \
+    __builtin_memcpy(&a, &x, bytes); \
+    return a; \
+  }
+d_define_fmod(_ZGVbN4vv_fmodf, 16)
+#ifdef __AVX__
+d_define_fmod(_ZGVcN8vv_fmodf, 32)
+#endif
+#ifdef __AVX2__
+d_define_fmod(_ZGVdN8vv_fmodf, 32)
+#endif
+#ifdef __AVX512F__
+d_define_fmod(_ZGVeN16vv_fmodf, 64)
+#endif
 #endif
 
 // ---- non-temporal stores ------------------------------------------------------------------------
@@ -286,6 +341,84 @@ template <class T>
 d_inline void d_transpose_non_temporal(const T* from, int64_t stride, T* to, int64_t step, int64_t width, int64_t height) {
   if ((uint64_t)to % D_VECTOR_BYTES) return d_transpose_squares<false>(from, stride, to, step, width, height);
   d_transpose_squares<true>(from, stride, to, step, width, height);
+}
+
+// ---- tiles of short rows ------------------------------------------------------------------------
+// A square of K rows of which N columns exist, to the columns' places; whole vectors are read.
+template <int K, int N, class T>
+d_inline void d_square_in(const T* from, int64_t stride, T* to, int64_t step) {
+  typedef T V __attribute__((vector_size(K * sizeof(T))));
+  typedef typename d_signed<sizeof(T)>::type I;
+  typedef I M __attribute__((vector_size(K * sizeof(T))));
+  V rows[K];
+#pragma GCC unroll 16
+  for (int i = 0; i < K; ++i) __builtin_memcpy(&rows[i], from + i * stride, sizeof(V));
+  d_exchanges<K, K / 2, V, M>(rows);
+#pragma GCC unroll 16
+  for (int i = 0; i < N; ++i) __builtin_memcpy(to + i * step, &rows[i], sizeof(V));
+}
+// The same back. Rows are written as whole vectors if `whole`: the next row overwrites what is too much.
+template <int K, int N, bool whole, class T>
+d_inline void d_square_out(const T* from, int64_t step, T* to, int64_t stride) {
+  typedef T V __attribute__((vector_size(K * sizeof(T))));
+  typedef typename d_signed<sizeof(T)>::type I;
+  typedef I M __attribute__((vector_size(K * sizeof(T))));
+  V rows[K] = {};
+#pragma GCC unroll 16
+  for (int i = 0; i < N; ++i) __builtin_memcpy(&rows[i], from + i * step, sizeof(V));
+  d_exchanges<K, K / 2, V, M>(rows);
+#pragma GCC unroll 16
+  for (int i = 0; i < K; ++i) __builtin_memcpy(to + i * stride, &rows[i], whole ? sizeof(V) : N * sizeof(T));
+}
+// Rows of N elements, `stride` elements apart, to a tile in which each element's `rows` are contiguous,
+// B at most; those beyond are zeros.
+template <int N, int B, class T>
+__attribute__((noinline)) static void d_rows_in(const T* from, int64_t stride, T* to, int64_t rows) {
+  constexpr int fit = D_VECTOR_BYTES / (int)sizeof(T), K = fit < 16 ? fit : 16;
+  if (rows < B) {
+    __builtin_memset(to, 0, N * B * sizeof(T));
+    return d_transpose(from, stride, to, B, N, rows);
+  }
+  if constexpr (N <= 4) {
+    if (stride == N) {
+#pragma omp simd
+      for (int l = 0; l < B; ++l)
+#pragma GCC unroll 4
+        for (int c = 0; c < N; ++c) to[c * B + l] = from[l * N + c];
+      return;
+    }
+  }
+  for (int l = 0; l < B; l += K) {
+    const T* at = from + l * stride;
+    if constexpr (N >= K) {
+      for (int c = 0; c + K < N; c += K) d_square_in<K, K>(at + c, stride, to + c * B + l, B);
+      d_square_in<K, K>(at + N - K, stride, to + (N - K) * B + l, B);  // overlaps the one before
+    } else if (l + K < B) {
+      d_square_in<K, N>(at, stride, to + l, B);
+    } else {
+      d_transpose(at, stride, to + l, B, N, K);  // not a vector beyond the last row
+    }
+  }
+}
+// The same back.
+template <int N, int B, class T>
+__attribute__((noinline)) static void d_rows_out(const T* from, T* to, int64_t stride, int64_t rows) {
+  constexpr int fit = D_VECTOR_BYTES / (int)sizeof(T), K = fit < 16 ? fit : 16;
+  if (rows < B) return d_transpose(from, B, to, stride, rows, N);
+  if constexpr (N <= 4) {
+    if (stride == N) return d_interleave<N>(from, B, to, B);
+  }
+  for (int l = 0; l < B; l += K) {
+    T* at = to + l * stride;
+    if constexpr (N >= K) {
+      for (int c = 0; c + K < N; c += K) d_square_out<K, K, true>(from + c * B + l, B, at + c, stride);
+      d_square_out<K, K, true>(from + (N - K) * B + l, B, at + N - K, stride);
+    } else if (l + K < B && stride == N) {
+      d_square_out<K, N, true>(from + l, B, at, stride);
+    } else {
+      d_square_out<K, N, false>(from + l, B, at, stride);
+    }
+  }
 }
 
 // ---- prefix sums ------------------------------------------------------------------------------

@@ -27,6 +27,9 @@ UNROLL_AND_JAM = 4
 all of them, and scans wait for the previous element of their own row only."""
 MOST_UNROLLED = 16
 """Iterations up to which g++ unrolls an inner loop completely (max-completely-peel-times)."""
+MOST_INTERLEAVED = 4
+"""Iterations up to which a last loop is unrolled if each of them computes something else: g++
+vectorizes the loop around it with up to four interleaved stores."""
 SUM_LANES = 16
 """Sums that a vectorized loop over a row adds up at once."""
 SUM_ADDITIONS = 16
@@ -37,6 +40,14 @@ SHORT_ROW, SHORT_PREFETCHED_ROW = 2 * SUM_LANES, 64 * SUM_LANES
 prefetches the next row. g++ adds the lanes of a reduction one after another in float: without
 totals, rows of 40 to 1,024 elements had 1.2 to 1.5 times eager's error (root mean square; worst of
 60 seeds 3.4). With totals it is 0.55 to 0.72, and loops take 0.77 to 1.02 of the time."""
+ROW_TILE = 64
+"""Rows of a tile of short rows, and the fewest for which there are tiles."""
+MAX_SHORT_ROW = {1: 64, 2: 64, 4: 48, 8: 32, 16: 0}
+MAX_SHORT_ROW_OF_LINES = {4: 32, 8: 0, 16: 0}
+"""Bytes of an element -> elements of a row below which it is computed in vectors of rows: of any
+row, and of those that fill whole cache lines and with them vectors of their own. 20,000 rows of one
+to four bytes an element took 0.1 to 0.6 of the time by that; softmax of 48 and 64 float32 took 1.5,
+their sum 1.1 to 1.4, and sums of 24 to 64 int64 1.4 to 2.0."""
 SUM_BLOCK = SUM_ADDITIONS * SUM_LANES
 """Elements of a row per block of a vectorized loop."""
 SHORT_COLUMN, ROW_BLOCK = 64, 32

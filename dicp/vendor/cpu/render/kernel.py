@@ -15,6 +15,7 @@ from dicp.vendor.cpu.render.planes import PlanesWriter
 from dicp.vendor.cpu.render.pointwise import PointsWriter, TransposedWriter
 from dicp.vendor.cpu.render.scan import JammedScansWriter, PrefixSumsWriter
 from dicp.vendor.cpu.render.scatter import ByDestinationWriter, ScatteredWriter
+from dicp.vendor.cpu.render.short_rows import ShortRowsWriter
 
 WRITERS: dict[type, type[Loops[Any]]] = {
     form.Points: PointsWriter,
@@ -22,6 +23,7 @@ WRITERS: dict[type, type[Loops[Any]]] = {
     form.Scattered: ScatteredWriter,
     form.ByDestination: ByDestinationWriter,
     form.Rows: RowsWriter,
+    form.ShortRows: ShortRowsWriter,
     form.Split: SplitWriter,
     form.Planes: PlanesWriter,
     form.PrefixSums: PrefixSumsWriter,

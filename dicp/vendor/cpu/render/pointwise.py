@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from dicp.codegen.values import Scope, margin
 from dicp.loop.ir.expr import Read
 from dicp.loop.ir.index import Index, Var
@@ -25,9 +27,24 @@ class PointsWriter(Loops[Points]):
             return self._strips(form.strips, last, 1, [f"  {pragma}"], outermost=True)
         row_scope = self.push(outer, 1 + len(outer))
         pragma = f"{margin(row_scope.indent)}#pragma omp simd{half_vectors(form.half_vectors)}"
-        loops = self._strips(form.strips, last, row_scope.indent, [pragma])
-        rows_alone = self._scalar_rows(row_scope.indent)
-        return self._outer_loops(outer, [*row_scope.lines, *rows_alone, *loops], form.team)
+        alone = self._scalar_rows(row_scope.indent)
+        loops = [*alone, *self._strips(form.strips, last, row_scope.indent, [pragma])]
+        lines = [*row_scope.lines, *loops]
+        if form.limits:
+            lines = self._inside(lines, row_scope, outer, [*alone, pragma])
+        return self._outer_loops(outer, lines, form.team)
+
+    def _inside(
+        self, around: list[str], scope: Scope, outer: Sequence[Var], pragma: list[str]
+    ) -> list[str]:  # fmt: skip
+        """A choice between the loops inside the form's limits and those `around` them."""
+        self.pop(scope)
+        own, pad = self.push(outer, scope.indent), margin(scope.indent)
+        loops = self._strips(self.form.inside, self.kernel.parallel[-1], scope.indent, pragma)
+        tests = [f"{var.key} >= {low}" for var, low, _ in self.form.limits if low > 0]
+        tests += [f"{v.key} < {high}" for v, _, high in self.form.limits if high != v.size]
+        return [f"{pad}if ({' && '.join(tests)}) {{", *own.lines, *loops, f"{pad}}} else {{",
+                *around, f"{pad}}}"]  # fmt: skip
 
 
 class TransposedWriter(Loops[Transposed]):

@@ -9,9 +9,10 @@ import math
 from collections import Counter
 from dataclasses import replace
 
-from dicp.loop.ir.expr import Masked, walk
-from dicp.loop.ir.index import Var
-from dicp.loop.ir.kernel import Kernel
+from dicp.loop.ir.expr import Masked, Rewriter, walk
+from dicp.loop.ir.index import Index, Var
+from dicp.loop.ir.kernel import Kernel, Stmt, rewritten
+from dicp.loop.passes.split_loops import split
 from dicp.loop.schedule.form import exp_weights
 from dicp.vendor.cpu.form import Columns, HostForm, Points
 from dicp.vendor.cpu.schedule.chooser import Chooser
@@ -19,11 +20,17 @@ from dicp.vendor.cpu.schedule.inner_reduction import Inner
 from dicp.vendor.cpu.schedule.outer_reduction import Outer
 from dicp.vendor.cpu.schedule.pointwise import Pointwise
 from dicp.vendor.cpu.schedule.scatter import Scatter
-from dicp.vendor.cpu.thresholds import MIN_HIDDEN_STEP, MOST_UNROLLED, STACK_BYTES
+from dicp.vendor.cpu.thresholds import (
+    MIN_HIDDEN_STEP,
+    MOST_INTERLEAVED,
+    MOST_UNROLLED,
+    STACK_BYTES,
+)
 
 
 def with_form(kernel: Kernel, non_temporal_bytes: float = math.inf) -> Kernel:
     """The kernel with its form; results of `non_temporal_bytes` and more are not kept in caches."""
+    kernel = _unrolled(kernel)
     choosers: dict[str, type[Chooser]] = {
         "pointwise": Pointwise, "inner_reduction": Inner, "outer_reduction": Outer,
         "scatter": Scatter,
@@ -32,6 +39,26 @@ def with_form(kernel: Kernel, non_temporal_bytes: float = math.inf) -> Kernel:
     rows, steps = _has_short_masked_rows(kernel, chosen), _hidden_steps(kernel, chosen)
     chosen = replace(chosen, scalar_rows=rows, hidden=steps, stack_bytes=STACK_BYTES)
     return replace(kernel, form=chosen, variants=exp_weights(kernel))
+
+
+def _unrolled(kernel: Kernel) -> Kernel:
+    """The kernel without its last loop, if each of that loop's few iterations computes something
+    else, such as the real and imaginary parts of products: the loop around it is vectorized then.
+    """
+    if kernel.kind != "pointwise" or len(kernel.parallel) < 2:
+        return kernel
+    *outer, last = kernel.parallel
+    if not isinstance(last.size, int) or not 1 < last.size <= MOST_INTERLEAVED:
+        return kernel
+    parts = split(kernel.stmts(), last)
+    if len(parts) != last.size:
+        return kernel
+    stmts: list[Stmt] = []
+    for k, part in enumerate(parts):
+        rewrite = Rewriter({last: Index(k)})
+        stmts += [rewritten(s, rewrite, rewrite.index) for s in part.stmts]
+    phase = replace(kernel.phases[0], stmts=tuple(stmts))
+    return replace(kernel, parallel=tuple(outer), phases=(phase,))
 
 
 def _hidden_steps(kernel: Kernel, form: HostForm) -> frozenset[tuple[Var, int]]:

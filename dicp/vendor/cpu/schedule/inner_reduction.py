@@ -16,13 +16,15 @@ from dicp.loop.ir.index import Index, Size, Var, product
 from dicp.loop.ir.kernel import Let, Phase, Reduce, Scan, ScratchStore, Stmt, Store
 from dicp.loop.passes.moments import Deviations, deviations
 from dicp.loop.passes.split_loops import Range, split
-from dicp.loop.schedule.form import online_softmax
+from dicp.loop.schedule.form import memory_indices, online_softmax
 from dicp.vendor.cpu import form
 from dicp.vendor.cpu.form import LINE_BYTES, HostForm, Online, Pass, PlaneStep, RowStep, Strip
 from dicp.vendor.cpu.schedule.chooser import Chooser, is_floating_sum
+from dicp.vendor.cpu.schedule.short_rows import short_rows
 from dicp.vendor.cpu.schedule.vectors import is_vectorized
 from dicp.vendor.cpu.thresholds import (
     BEYOND_NEAR,
+    COLUMN_TILE,
     FEW_ROWS,
     GUESS,
     MIN_GUESSED,
@@ -56,10 +58,15 @@ class Inner(Chooser):
             return self._planes()
         team = self.team(loops, len(kernel.parallel))
         scan = any(isinstance(s, Scan) for s in kernel.stmts())
+        if scan and self._is_outer_scan():
+            return form.Columns(self.team(loops, len(kernel.parallel)), tile=COLUMN_TILE)
         if scan and self._only_prefix_sums():
             return form.PrefixSums(team, block=SCAN_BLOCK)
         if scan and self._can_jam():
             return form.JammedScans(team, jam=UNROLL_AND_JAM)
+        short = short_rows(kernel, team)
+        if short is not None:
+            return short
         sums = tuple(kernel.cross_row_stores())
         return form.Rows(self.team(loops) if sums else team, tuple(self._passes(scan)), sums)
 
@@ -286,6 +293,19 @@ class Inner(Chooser):
         )
 
     # ---- scans ----------------------------------------------------------------------------------
+
+    def _is_outer_scan(self) -> bool:
+        """Whether scans run across rows: memory is contiguous along the last parallel loop, whose
+        elements are computed in vectors, row after row."""
+        kernel = self.kernel
+        if len(kernel.phases) != 1 or len(kernel.reduction) != 1 or not kernel.parallel:
+            return False
+        if not all(isinstance(s, (Scan, Store)) for s in kernel.stmts()):
+            return False
+        column, (row,) = kernel.parallel[-1], kernel.reduction
+        steps = [(i.coefficient(column), i.coefficient(row)) for i in memory_indices(kernel)]
+        wide = not isinstance(column.size, int) or column.size >= SUM_LANES
+        return wide and all(c in (0, 1) and (r == 0 or c == 1) for c, r in steps)
 
     def _only_prefix_sums(self) -> bool:
         """Whether each scan is a prefix sum whose values do not depend on another scan."""

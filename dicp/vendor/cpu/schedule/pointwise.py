@@ -9,6 +9,7 @@ from dicp.loop.ir.access import deep_variables, unconditional_reads
 from dicp.loop.ir.expr import Read
 from dicp.loop.ir.index import Index, Var
 from dicp.loop.ir.kernel import Store
+from dicp.loop.passes.split_loops import inside
 from dicp.loop.schedule.form import crossing_loop
 from dicp.vendor.cpu import form
 from dicp.vendor.cpu.form import HostForm
@@ -28,7 +29,10 @@ class Pointwise(Chooser):
             return self._transposed(crossing)
         strips, several = tuple(self.strips(stmts, rows[-1], ())), len(rows) > 1
         team = self.team(rows, len(rows) - 1)
-        return form.Points(team, strips, several and self.half_vectors(rows[-1]))
+        limits, inner = inside(stmts, rows[:-1])
+        own = tuple(self.strips(inner, rows[-1], ())) if limits else ()
+        half = several and self.half_vectors(rows[-1])
+        return form.Points(team, strips, half, tuple(limits), own)
 
     def _transposed(self, crossing: Var) -> form.Transposed:
         """Two loops in tiles, so that both directions use whole cache lines."""

@@ -1,0 +1,125 @@
+"""The form of inner reductions over short rows: vectors of rows, not of a row's elements.
+
+In: an inner reduction. Out: `ShortRows`, or None where another form is faster or needed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from dicp.loop.ir import expr as ir
+from dicp.loop.ir.access import deep_variables, unconditional_reads
+from dicp.loop.ir.expr import Checked, Const, Expr, IndexValue, Masked, Named, Read, Ref
+from dicp.loop.ir.index import Index, Var
+from dicp.loop.ir.kernel import Kernel, Let, Phase, Reduce, Scan, Stmt, Store, rewritten
+from dicp.vendor.cpu import form
+from dicp.vendor.cpu.form import LINE_BYTES, Team
+from dicp.vendor.cpu.schedule.chooser import is_floating_sum
+from dicp.vendor.cpu.schedule.vectors import is_vectorized
+from dicp.vendor.cpu.thresholds import (
+    MAX_SHORT_ROW,
+    MAX_SHORT_ROW_OF_LINES,
+    ROW_TILE,
+    SUM_ADDITIONS,
+)
+
+
+def short_rows(kernel: Kernel, team: Team | None) -> form.ShortRows | None:
+    """The form of short rows, if the kernel has these and all of it can run in vectors of rows."""
+    if not _has_short_rows(kernel):
+        return None
+    row, (element,) = kernel.parallel[-1], kernel.reduction
+    assert isinstance(element.size, int)
+    steps = _with_values_of_rows(kernel.phases, element)
+    inner = [s for p in steps if p.level == "reduction" for s in p.stmts]
+    reads, stores = unconditional_reads(inner), [s for s in inner if isinstance(s, Store)]
+    staged = tuple(place for place in reads if row in _deep_variables(place[1]))
+    refs = [*(ref for ref, _ in staged), *(s.ref for s in stores)]
+    places = any(isinstance(s, Reduce) and s.finds_position for s in inner)
+    if not _is_short(element.size, refs, places):
+        return None
+    indices = [*(index for _, index in staged), *(s.index for s in stores)]
+    if not all(_is_row(index, row, element) for index in indices):
+        return None
+    values = [e for s in inner for e in ir.walk(s.value)]
+    if any(s.op for s in stores) or any(isinstance(e, (Checked, Masked)) for e in values):
+        return None
+    if not is_vectorized(inner, Var(row.position, ROW_TILE)):
+        return None
+    blocks = -(-element.size // SUM_ADDITIONS)
+    sums = frozenset(s for s in inner if is_floating_sum(s))
+    return form.ShortRows(
+        team, steps=steps, tile=ROW_TILE, staged=staged, results=tuple(stores),
+        long=sums if blocks > 1 else frozenset(), block=-(-element.size // blocks),
+    )  # fmt: skip
+
+
+def _has_short_rows(kernel: Kernel) -> bool:
+    if not kernel.parallel or len(kernel.reduction) != 1:
+        return False
+    rows, length = kernel.parallel[-1].size, kernel.reduction[0].size
+    if not isinstance(length, int) or length < 2 or (isinstance(rows, int) and rows < ROW_TILE):
+        return False
+    return not any(isinstance(s, Scan) for s in kernel.stmts())
+
+
+def _is_short(length: int, refs: Iterable[Ref], finds_position: bool) -> bool:
+    """Whether vectors of rows are faster than those of a row's elements, which long rows fill."""
+    widest = max((ref.dtype.itemsize for ref in refs), default=1)
+    fills_lines = length * widest % LINE_BYTES == 0 and widest > 2
+    most = MAX_SHORT_ROW_OF_LINES if fills_lines and not finds_position else MAX_SHORT_ROW
+    return length < most[widest]
+
+
+def _is_row(index: Index, row: Var, element: Var) -> bool:
+    """Whether rows are contiguous, each a known number of elements after the one before."""
+    hidden = {v for a, _ in index.terms if not isinstance(a, Var) for v in deep_variables(a)}
+    step = index.coefficient(row)
+    known = isinstance(step, int) and step > 1 and index.coefficient(element) == 1
+    return known and not {row, element} & hidden
+
+
+def _deep_variables(index: Index) -> set[Var]:
+    return {v for atom, _ in index.terms for v in deep_variables(atom)}
+
+
+def _with_values_of_rows(phases: Iterable[Phase], element: Var) -> tuple[Phase, ...]:
+    """The phases, with what they compute for a row alone in a phase before: inside the vectorized
+    loop over rows, it would be computed for every element."""
+    found: list[Phase] = []
+    names: dict[Expr, Let] = {}
+    for phase in phases:
+        if phase.level == "parallel":
+            found.append(phase)
+            continue
+        known, stmts = len(names), [_named(s, element, names) for s in phase.stmts]
+        own = tuple(names.values())[known:]
+        found += [Phase("parallel", own)] * bool(own)
+        found.append(Phase("reduction", tuple(stmts)))
+    return tuple(found)
+
+
+def _named(stmt: Stmt, element: Var, names: dict[Expr, Let]) -> Stmt:
+    """`stmt` with each value that does not vary along a row replaced by its name."""
+    fixed: dict[Expr, bool] = {}
+
+    def is_fixed(expr: Expr) -> bool:
+        known = fixed.get(expr)
+        if known is None:
+            varies = any(element in _deep_variables(i) for i in ir.indices_of(expr))
+            varies |= isinstance(expr, Named) and expr.op == "scratch"
+            known = fixed[expr] = not varies and all(map(is_fixed, expr.args))
+        return known
+
+    def visit(expr: Expr) -> Expr:
+        if isinstance(expr, (Const, Named, IndexValue)):
+            return expr
+        if is_fixed(expr):
+            let = names.setdefault(expr, Let(f"row{len(names)}", expr.dtype, expr))
+            return ir.result(let.name, let.dtype)
+        if isinstance(expr, Read) or not expr.args:
+            return expr
+        args = tuple(map(visit, expr.args))
+        return expr if args == expr.args else expr.with_args(args)
+
+    return rewritten(stmt, visit, lambda index: index)
