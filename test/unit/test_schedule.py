@@ -79,3 +79,40 @@ UPDATES: dict[str, tuple[Any, int]] = {
 def test_rows_of_an_input_are_updated_without_a_copy_of_it(update: str) -> None:
     fn, kernels = UPDATES[update]
     assert text_of(fn, torch.ones(6, 3)).count("kernel ") == kernels
+
+
+# ---- images --------------------------------------------------------------------------------------
+
+CHANNELS_LAST = torch.channels_last
+
+
+def last_loops(text: str) -> list[str]:
+    """The size of each kernel's last parallel loop."""
+    return [x.rsplit(":", 1)[1] for x in text.splitlines() if x.startswith("  parallel v")]
+
+
+def test_tables_do_not_decide_the_order_of_loops() -> None:
+    """Weights and indices of interpolated pixels are few; the pixels themselves are read apart."""
+    x = torch.ones(1, 24, 5, 7, dtype=torch.bfloat16).to(memory_format=CHANNELS_LAST)
+    text = text_of(lambda x: F.interpolate(x, scale_factor=2, mode="bilinear"), x)
+    assert last_loops(text)[-1] == "24"
+
+
+def test_a_shuffle_of_channels_is_one_copy() -> None:
+    x = torch.ones(2, 24, 5, 7).to(memory_format=CHANNELS_LAST)
+    assert text_of(lambda x: F.channel_shuffle(x, 4), x).count("kernel ") == 1
+    assert text_of(lambda x: F.channel_shuffle(x, 4) + 1, x).count("kernel ") == 1
+
+
+def test_padding_of_channels_last_images_is_one_kernel() -> None:
+    x = torch.ones(2, 24, 5, 7).to(memory_format=CHANNELS_LAST)
+    for mode in ("reflect", "replicate"):
+        text = text_of(lambda x, mode=mode: F.pad(x, (2, 1, 1, 2), mode), x)
+        assert last_loops(text) == ["24"]
+
+
+def test_gradients_of_maxima_are_scattered_in_the_format_of_the_image() -> None:
+    x = torch.ones(2, 24, 8, 8).to(memory_format=CHANNELS_LAST).requires_grad_()
+    target = record(lambda x: F.max_pool2d(x, 2), x)
+    text = "\n".join(kernel.text for kernel in target.programs[-1].kernels())
+    assert text.count("kernel ") == 2 and last_loops(text)[-1] == "24"  # zeros, and what is added

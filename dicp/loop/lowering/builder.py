@@ -97,19 +97,19 @@ class GraphBuilder:
     ) -> Ref:
         shape = tuple(shape)
         if strides is None:
-            strides = self._meta_strides(shape) or contiguous_strides(shape)
+            strides = self.strides_of_result(shape) or contiguous_strides(shape)
         return Ref(self._name("t"), shape, dtype, tuple(strides), "temp")
 
-    def _meta_strides(self, shape: tuple[Size, ...]) -> tuple[Size, ...] | None:
+    def strides_of_result(self, shape: Sequence[Size]) -> tuple[Size, ...] | None:
         """Eager's strides of the node's result that has this shape, if any, without overlap."""
         assert self.node is not None
         val = self.node.meta.get("val")
         candidates = val if isinstance(val, (tuple, list)) else [val]
         for item in candidates:
             if isinstance(item, torch.Tensor) and item.ndim == len(shape):
-                if sizes_of(item.shape) == shape and item.layout == torch.strided:
+                if sizes_of(item.shape) == tuple(shape) and item.layout == torch.strided:
                     strides = strides_of(item)
-                    if is_injective(shape, strides):
+                    if is_injective(tuple(shape), strides):
                         return strides
         return None
 
@@ -181,7 +181,7 @@ class GraphBuilder:
             value = self.pointwise(kept, dtype, lambda idx: single(op, body(idx), dtype))
             return value if keepdim else self.squeeze(value, axes)
         squeezed = tuple(s for i, s in enumerate(shape) if i not in axes)
-        strides = None if keepdim else self._meta_strides(squeezed)
+        strides = None if keepdim else self.strides_of_result(squeezed)
         if strides is not None:
             rest = iter(strides)
             strides = tuple(1 if i in axes else next(rest) for i in range(len(shape)))

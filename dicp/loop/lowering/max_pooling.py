@@ -14,7 +14,16 @@ import torch
 
 from dicp.loop.ir import expr as ir
 from dicp.loop.ir.expr import Expr, apply, cast, const
-from dicp.loop.ir.index import Index, Size, contiguous_strides, flatten, floordiv, mod, product
+from dicp.loop.ir.index import (
+    Index,
+    Size,
+    contiguous_strides,
+    flatten,
+    floordiv,
+    mod,
+    normal,
+    product,
+)
 from dicp.loop.ir.ops import identity_of
 from dicp.loop.lowering.core import Lowering, Value
 from dicp.loop.lowering.indexing import Indices, clamped, proven
@@ -215,8 +224,20 @@ def _at_flat_places(
         lambda idx: cast(x.at(idx), dtype),
         lambda idx: [*idx[:-n], places.at(idx)],
         op,
+        strides=_strides_of_flat(lw, shape, n),
     )  # fmt: skip
     return lw.reshape(result, shape)
+
+
+def _strides_of_flat(lw: Lowering, shape: Sequence[Size], n: int) -> tuple[Size, ...] | None:
+    """The strides that the result has with its last `n` axes as one; None where these are not one
+    in memory."""
+    strides = lw.strides_of_result(shape)
+    if strides is None:
+        return None
+    image = range(len(shape) - n, len(shape) - 1)
+    merge = all(normal(strides[k + 1] * shape[k + 1]) == strides[k] for k in image)
+    return (*strides[:-n], strides[-1]) if merge else None
 
 
 def _max_unpool(n: int) -> Callable[..., Value]:

@@ -40,17 +40,20 @@ def scattered(
     target: Callable[[tuple[Index, ...]], Sequence[Index]],
     op: str = "store",
     wide: torch.dtype | None = None,
+    strides: Sequence[Size] | None = None,
 ) -> Value:
-    """A copy of `base` with each `body(idx)` stored (or combined by `op`) at `target(idx)`, which
-    is rounded once where the target combines in a wider dtype or `wide` is given."""
+    """A copy of `base`, with `strides` if given, and with each `body(idx)` stored (or combined by
+    `op`) at `target(idx)`, which is rounded once where the target combines in a wider dtype or
+    `wide` is given."""
     if wide is None:
         wide = base.dtype if op == "store" else lw.combined_in(base.dtype)
     if wide != base.dtype:
         widened = scattered(
-            lw, lw.cast(base, wide), shape, lambda idx: ir.opmath(body(idx), wide), target, op
-        )
+            lw, lw.cast(base, wide), shape, lambda idx: ir.opmath(body(idx), wide), target, op,
+            strides=strides,
+        )  # fmt: skip
         return lw.cast(widened, base.dtype)
-    out = lw.pointwise(base.shape, base.dtype, lambda idx: lw.combinable(op, base.at(idx)))
+    out = lw.pointwise(base.shape, base.dtype, lambda idx: lw.combinable(op, base.at(idx)), strides)
     start = out.ref.producer
     assert isinstance(start, Compute)
     start.realize = True

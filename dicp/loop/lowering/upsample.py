@@ -1,8 +1,8 @@
 """Reflection and replication padding, and interpolation.
 
-Forward padding is a library call, whose loops over rows are faster than a generated gather; its
-gradient is a generated scatter-add. Linear and nearest-neighbour interpolation are decomposed, and
-their gradients are library calls.
+Padding reads each element where it is mirrored or repeated: loops are split where that changes, so
+rows are copied. Its gradient is a generated scatter-add. Linear and nearest-neighbour interpolation
+are decomposed, and their gradients are library calls.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dicp.loop.ir.expr import Expr, apply, cast, const
 from dicp.loop.ir.index import Index, Size, normal
 from dicp.loop.lowering.core import Lowering, Value
 from dicp.loop.lowering.indexing import proven
-from dicp.loop.lowering.layout import as_size
+from dicp.loop.lowering.layout import as_size, sizes_of
 from dicp.loop.lowering.library import plain
 from dicp.loop.lowering.scatter import scattered
 from dicp.rules import RuleTable
@@ -26,31 +26,47 @@ aten = torch.ops.aten
 UPSAMPLE = RuleTable()
 
 
-def _reflected(at: Expr, last: Expr) -> Expr:
-    """last - |last - |at||: mirrored at both ends, without repeating the border element."""
-    return last - apply("abs", torch.int64, last - apply("abs", torch.int64, at))
+Fold = Callable[[Index, Index], Expr]
+"""The coordinate that padding reads for one beyond 0 .. `last`, given both."""
 
 
-def _replicated(at: Expr, last: Expr) -> Expr:
-    low = apply("maximum", torch.int64, at, const(0, torch.int64))
-    return apply("minimum", torch.int64, low, last)
+def _reflected(at: Index, last: Index) -> Expr:
+    """min(max(x, -x), 2 * last - x): mirrored at both ends, without repeating the border element.
+
+    Loops are split where an extremum of indices changes from one operand to the other.
+    """
+    size = apply("maximum", torch.int64, ir.index_value(at), ir.index_value(at * -1))
+    return apply("minimum", torch.int64, size, ir.index_value(last * 2 + at * -1))
+
+
+def _replicated(at: Index, last: Index) -> Expr:
+    low = apply("maximum", torch.int64, ir.index_value(at), const(0, torch.int64))
+    return apply("minimum", torch.int64, low, ir.index_value(last))
 
 
 def _sources(
-    fold: Callable[[Expr, Expr], Expr], idx: Sequence[Index], shape: Sequence[Size],
-    padding: Sequence[Any],
+    fold: Fold, idx: Sequence[Index], shape: Sequence[Size], padding: Sequence[Any]
 ) -> list[Index]:  # fmt: skip
     """Coordinates in the unpadded tensor of the element that the padded one holds at `idx`."""
     result = list(idx)
     for k in range(len(padding) // 2):
         axis = len(shape) - 1 - k
-        at = ir.index_value(idx[axis] + normal(-1 * as_size(padding[2 * k])))
-        last = ir.index_value(Index(normal(shape[axis] - 1)))
-        result[axis] = proven(fold(at, last), shape[axis])
+        at = idx[axis] + normal(-1 * as_size(padding[2 * k]))
+        result[axis] = proven(fold(at, Index(normal(shape[axis] - 1))), shape[axis])
     return result
 
 
-def _pad_backward(fold: Callable[[Expr, Expr], Expr]) -> Callable[..., Value]:
+def _pad(fold: Fold) -> Callable[..., Value]:
+    def lowered(lw: Lowering, x: Value, padding: Sequence[Any]) -> Value:
+        return lw.pointwise(
+            sizes_of(lw.meta().shape), x.dtype,
+            lambda idx: x.at(_sources(fold, idx, x.shape, padding)),
+        )  # fmt: skip
+
+    return lowered
+
+
+def _pad_backward(fold: Fold) -> Callable[..., Value]:
     def lowered(lw: Lowering, g: Value, x: Value, padding: Sequence[Any]) -> Value:
         dtype = torch.float32 if g.dtype in ir.LOW_PRECISION else g.dtype
         zeros = lw.pointwise(x.shape, dtype, lambda idx: const(0, dtype))
@@ -76,7 +92,7 @@ for _fold, _forward, _backward in (
       aten.replication_pad3d_backward)),
 ):  # fmt: skip
     for _op in _forward:
-        UPSAMPLE.add(_op.default, plain(_op.default), "library")
+        UPSAMPLE.add(_op.default, _pad(_fold))
     for _op in _backward:
         UPSAMPLE.add(_op.default, _pad_backward(_fold))
 

@@ -130,8 +130,15 @@ def _same_point(producer: Compute, item: Load, reader: Compute) -> bool:
 
 def _plain(coords: tuple[Index, ...]) -> bool:
     """Whether the coordinates are in increasing axis order: a reshape, not a permutation."""
-    order = [v.position for c in coords for v in sorted(c.variables(), key=lambda v: v.position)]
+    order = [v.position for c in coords for v in _by_step(c)]
     return order == sorted(order) and all(c.const == 0 for c in coords)
+
+
+def _by_step(index: Index) -> list[Var]:
+    """The variables of `index`, those that it takes the largest steps along first."""
+    steps = {v: index.coefficient(v) for v in index.variables()}
+    known = all(isinstance(step, int) for step in steps.values())
+    return sorted(steps, key=lambda v: (-int(steps[v]) if known else 0, v.position))
 
 
 def _squeezed(shape: tuple[Size, ...]) -> list[Size]:

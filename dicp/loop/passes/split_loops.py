@@ -29,6 +29,7 @@ from dicp.loop.ir.index import (
     is_positive,
     mod,
     normal,
+    quotient,
     variable,
 )
 from dicp.loop.ir.kernel import Stmt, Store, rewritten
@@ -196,9 +197,18 @@ def _first_change(factor: Size, const: Size) -> _Step | None:
         return _Step(normal(-1 * const), True)
     if factor == -1:
         return _Step(normal(const + 1), False)
-    if not isinstance(factor, int) or not isinstance(const, int):
+    if not isinstance(factor, int) or factor == 0:
         return None
-    return _Step(-(const // factor), True) if factor > 0 else _Step(const // -factor + 1, False)
+    whole = const // abs(factor) if isinstance(const, int) else _floor(const, abs(factor))
+    if whole is None:
+        return None
+    return _Step(normal(-1 * whole), True) if factor > 0 else _Step(normal(whole + 1), False)
+
+
+def _floor(value: Size, divisor: int) -> Size | None:
+    """`value // divisor`; None where the remainder is not known."""
+    exact = (quotient(normal(value - rest), divisor) for rest in range(min(divisor, MAX_RANGES)))
+    return next((q for q in exact if q is not None), None)
 
 
 def _index_of(expr: Expr) -> Index | None:

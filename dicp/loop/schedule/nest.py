@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from dicp.loop.ir import expr as ir
+from dicp.loop.ir.access import deep_variables
 from dicp.loop.ir.expr import Expr, Load, Read, Rewriter
 from dicp.loop.ir.index import (
     ZERO,
@@ -119,11 +120,18 @@ class Nest:
             for var in index.variables():
                 c = index.coefficient(var)
                 stride = abs(c) if isinstance(c, int) else GUESS
-                if stride == 1:
+                if stride == 1 and not self._is_table(index, var):
                     total[var] -= weight * ADJACENT
                 elif stride > 1:
                     total[var] += weight * min(stride, MAX_STRIDE) ** STRIDE_POWER
         return {v: total[v] + rank[v] for v in total}
+
+    def _is_table(self, index: Index, var: Var) -> bool:
+        """Whether an access along `var` is the same for all of another loop: it is of few elements,
+        in a cache, and is hoisted out of that loop where that is the inner one."""
+        loops = self.parallel if var in self.parallel else self.reduction
+        moved = {v for atom, _ in index.terms for v in deep_variables(atom)}
+        return any(v not in moved for v in loops)
 
     def merge(self) -> None:
         """Coalesce adjacent loops that every index expression addresses as one loop."""
