@@ -331,6 +331,15 @@ def test_vmap_and_jvp(backend: BackendUnderTest) -> None:
     )
 
 
+def test_vmap_promotes_numbers(backend: BackendUnderTest) -> None:
+    # vmap casts the number beside a batch of scalars, which it gives for a tensor, to their dtype.
+    def row(x: Tensor, n: Tensor, i: Tensor) -> Any:
+        return x[i] * 2, 3 / x[i], n[i] * 2.5, x[i].half() + 0.1
+
+    rows, numbers, at = torch.randn(4, 5), torch.arange(20).view(4, 5), torch.tensor([1, 2, 3, 0])
+    same(torch.func.vmap(row), backend, rows, numbers, at)
+
+
 def test_custom_autograd_function(backend: BackendUnderTest) -> None:
     class Twice(torch.autograd.Function):
         @staticmethod

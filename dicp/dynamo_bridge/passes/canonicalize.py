@@ -17,7 +17,7 @@ from torch import fx
 from dicp.dtypes import Number, converted, holds_all
 from dicp.dynamo_bridge.analysis.aliases import Aliases
 from dicp.dynamo_bridge.analysis.constants import cast_source, permutation_of, uniform_value
-from dicp.dynamo_bridge.analysis.values import difference, is_contiguous, shape_of
+from dicp.dynamo_bridge.analysis.values import difference, is_contiguous, shape_of, value_of
 from dicp.dynamo_bridge.passes.base import Pass, PassContext
 from dicp.dynamo_bridge.passes.redundancy import EqualNodes, remove_dead
 from dicp.dynamo_bridge.provenance import absorb, inherit
@@ -228,6 +228,8 @@ def _pad(c: _Canonicalizer, node: fx.Node) -> Rewrite:
 
 def _cast(c: _Canonicalizer, node: fx.Node) -> Rewrite:
     # to(x, x.dtype) = x;  to(to(x, wider), d) = to(x, d);  to(full(s, v), d) = full(s, v)
+    if not isinstance(value_of(node.args[0]), torch.Tensor):
+        return _cast_of_number(c, node)
     source = cast_source(node)
     if source is None:
         return c.as_copied(node, node.args[0])
@@ -249,6 +251,13 @@ def _cast(c: _Canonicalizer, node: fx.Node) -> Rewrite:
     if node.target is prims.convert_element_type.default:
         return c.emit(node, node.target, (inner, dtype))
     return None
+
+
+def _cast_of_number(c: _Canonicalizer, node: fx.Node) -> Rewrite:
+    """A number where the operator takes a tensor: `vmap` promotes numbers so."""
+    value = node.meta["val"]
+    kwargs = {"dtype": value.dtype, "device": value.device}
+    return c._infer.emit(node, aten.scalar_tensor.default, node.args[:1], kwargs, (node,))
 
 
 def _leaves_range(start: torch.dtype, wide: torch.dtype, dtype: torch.dtype) -> bool:
