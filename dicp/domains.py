@@ -142,6 +142,8 @@ _CONVERTED: Final[dict[Any, Relations]] = {
 DOMAINS: Final[dict[Any, Relations]] = {
     aten.complex.default: lambda x, y: (x.dtype == y.dtype,),
     aten.polar.default: lambda x, y, **_: (x.dtype == y.dtype,),
+    aten.bernoulli.default: lambda p, **_: (p.dtype.is_floating_point,),
+    aten.bernoulli.Tensor: lambda x, p, **_: (p.dtype.is_floating_point,),
     aten.bernoulli.p: lambda x, p=0.5, **_: (p >= 0, p <= 1),
     aten.native_dropout.default: _dropout,
     aten._softmax.default: _has_dimension,

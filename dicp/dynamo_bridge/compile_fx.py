@@ -34,7 +34,7 @@ from dicp.dynamo_bridge.attention.masks import MASKS
 from dicp.dynamo_bridge.attention.training import TRAINING_ATTENTION
 from dicp.dynamo_bridge.decompose import (
     decompose_traces,
-    decompositions,
+    decompositions_with_checks,
     keep_interpolation,
     replace_wrong_decompositions,
 )
@@ -150,7 +150,7 @@ class Compilation(GraphCompiler):
 
     @cached_property
     def decompositions(self) -> Mapping[Any, Callable[..., Any]]:  # type: ignore[override]
-        return decompositions(self.target, self.choice)
+        return decompositions_with_checks(self.target, self.choice)
 
     # ---- Dynamo's graph -------------------------------------------------------------------------
 

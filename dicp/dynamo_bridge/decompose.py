@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import fx
 
 from dicp.domains import DOMAINS, outside_domain
+from dicp.dynamo_bridge.checked_values import CHECKED_VALUES, with_assertions
 from dicp.dynamo_bridge.interpolation import GRADIENTS, interpolate, unless_of_bytes
 from dicp.dynamo_bridge.memory_formats import (
     AS_INPUT,
@@ -116,6 +117,20 @@ def decompositions(
             del table[op]
         elif choice.wants_native(op):
             table[op] = _with_warning(op, table[op])
+    return table
+
+
+@lru_cache(maxsize=32)
+def decompositions_with_checks(
+    target: Target, choice: OperatorChoice | None = None
+) -> dict[Any, Callable[..., Any]]:
+    """The decomposition table for `target`, with assertions on numbers that eager checks.
+
+    For whole graphs: an assertion runs eagerly, so that one operator alone would not be compiled.
+    """
+    table = dict(decompositions(target, choice))
+    for op in CHECKED_VALUES:
+        table[op] = with_assertions(op, table.get(op))
     return table
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import torch
 
@@ -12,16 +11,11 @@ from dicp.loop.ir import expr as ir
 from dicp.loop.ir.expr import Expr
 from dicp.loop.ir.graph import Compute
 from dicp.loop.lowering import RULES, Lowering, NoRule, RuleTable
+from dicp.loop.lowering.library import as_it_is
 
 aten = torch.ops.aten
 ATTENTION = RuleTable()
 EFFICIENT = aten._scaled_dot_product_efficient_attention.default
-
-
-def _as_it_is(lw: Lowering, *args: Any, **kwargs: Any) -> Any:
-    """Calls PyTorch's operator, which allocates its results."""
-    assert lw.node is not None
-    return lw.eager(lw.node)
 
 
 FUSED_ATTENTION = tuple(
@@ -36,7 +30,7 @@ FUSED_ATTENTION = tuple(
 
 for _name in FUSED_ATTENTION:
     if hasattr(aten, _name):
-        ATTENTION.add(getattr(aten, _name), _as_it_is, "library")
+        ATTENTION.add(getattr(aten, _name), as_it_is, "library")
 
 DEVICE_LIBRARY = RuleTable()
 """Operators that PyTorch's libraries and kernels for the device compute, complex numbers too, and
@@ -49,14 +43,14 @@ for _name in (
     "linalg_ldl_factor_ex", "linalg_ldl_solve", "linalg_lu", "linalg_lu_factor_ex",
     "linalg_lu_solve", "linalg_lstsq", "linalg_matrix_exp", "linalg_qr",
     "linalg_solve_triangular", "triangular_solve", "cholesky_inverse", "cholesky_solve",
-    "geqrf", "ormqr", "_trilinear", "as_strided_scatter", "_assert_async",
+    "geqrf", "ormqr", "_trilinear", "as_strided_scatter",
     "fake_quantize_per_tensor_affine_cachemask",
     "i0", "igamma", "igammac", "polygamma", "special_bessel_j0", "special_bessel_j1",
     "special_i0e", "special_i1", "special_i1e", "special_ndtri", "special_spherical_bessel_j0",
 ):  # fmt: skip
-    DEVICE_LIBRARY.add(getattr(aten, _name), _as_it_is, "library")
+    DEVICE_LIBRARY.add(getattr(aten, _name), as_it_is, "library")
 for _op in (aten.view_as_real.default, aten.view_as_complex.default, aten.view.dtype):
-    DEVICE_LIBRARY.add(_op, _as_it_is, "view")
+    DEVICE_LIBRARY.add(_op, as_it_is, "view")
 
 OWN_RULES = RULES.merged(ATTENTION, DEVICE_LIBRARY)
 

@@ -183,6 +183,8 @@ class Lowering:
             return Decision("eager", ASKED_EAGER)
         if node.target is torch.ops.aten.copy_.default:
             return Decision("library", "a result is written over an input after its graph")
+        if getattr(node.target, "overloadpacket", None) is torch.ops.aten._assert_async:
+            return Decision("library", "an assertion raises its error from the host")
         reason = unreadable(node)
         return Decision("eager", reason) if reason else self.decide(node)
 

@@ -273,3 +273,41 @@ def test_a_storage_that_was_given_back(backend: BackendUnderTest, dynamic: bool)
     x.untyped_storage().resize_(0)
     with pytest.raises(RuntimeError):
         compiled(x)
+
+
+CHECKED_VALUES: dict[str, tuple[Callable[..., Any], list[float], list[float]]] = {
+    "bernoulli": (torch.bernoulli, [0.0, 1.0], [0.5, 1.5]),
+    "bernoulli of NaN": (torch.bernoulli, [0.5, 0.5], [0.5, math.nan]),
+    "bernoulli in place": (lambda p: torch.zeros(2).bernoulli_(p), [0.0, 1.0], [-0.1, 0.5]),
+    "normal": (lambda std: torch.normal(0.0, std), [0.0, 9.0], [1.0, -1.0]),
+    "normal of means": (lambda std: torch.normal(std, std), [0.0, 9.0], [1.0, math.nan]),
+    "cross entropy": (lambda x: F.binary_cross_entropy(x, x), [0.0, 1.0], [0.5, 1.5]),
+    "cross entropy of targets": (
+        lambda t: F.binary_cross_entropy(t.clamp(0, 1), t), [0.5, 1.0], [0.5, -0.5],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CHECKED_VALUES)
+def test_numbers_in_tensors_that_eager_refuses(name: str, backend: Any, dynamic: bool) -> None:
+    """One compiled function takes good numbers and refuses bad ones, as eager does."""
+    fn, good, bad = CHECKED_VALUES[name]
+    run = torch.compile(fn, backend=backend, dynamic=dynamic)
+    for numbers in (good, bad, good):
+        x = torch.tensor(numbers, device=backend.device)
+        expected, found = outcome(fn, x.clone()), outcome(run, x.clone())
+        assert isinstance(found, Exception) == isinstance(expected, Exception), (numbers, found)
+        if isinstance(expected, Exception):
+            assert str(found).splitlines()[0] in str(expected)
+
+
+def test_gradient_of_a_checked_loss(backend: Any) -> None:
+    """The assertion belongs to the forward graph, of leaves and of computed probabilities."""
+    run = torch.compile(lambda x, t: F.binary_cross_entropy(x.sigmoid(), t), backend=backend)
+    x = torch.randn(5, 4, device=backend.device, requires_grad=True)
+    t = torch.rand(5, 4, device=backend.device)
+    (mine,) = torch.autograd.grad(run(x, t), x)
+    (theirs,) = torch.autograd.grad(F.binary_cross_entropy(x.sigmoid(), t), x)
+    torch.testing.assert_close(mine, theirs)
+    with pytest.raises(RuntimeError, match="all elements of target"):
+        run(x, t + 1)
