@@ -97,6 +97,19 @@ def _computed(x: Any, *numbers: Any) -> Sequence[Any]:
     return _all_fit(torch.float32 if x.dtype in REDUCED_FLOATS else x.dtype, *numbers)
 
 
+def _apart(sizes: Sequence[Any], strides: Sequence[Any]) -> Sequence[Any]:
+    """Relations of a new tensor's strides: no two elements have one address. A symbolic layout is
+    assumed to be that of another tensor."""
+    steps = [(step, n) for n, step in zip(sizes, strides, strict=True) if n != 1]
+    if not all(isinstance(each, int) for pair in steps for each in pair):
+        return ()
+    relations, reach = [], 1
+    for step, n in sorted(steps):
+        relations.append(step >= reach)
+        reach += (n - 1) * step
+    return relations
+
+
 def _is_real_or_complex(x: Any) -> bool:
     return bool(x.dtype.is_floating_point or x.dtype.is_complex)
 
@@ -156,6 +169,8 @@ DOMAINS: Final[dict[Any, Relations]] = {
     aten.index_reduce.default: lambda x, dim, *_, **__: _has_dimension(x, dim),
     aten.sort.default: lambda x, dim=-1, descending=False: _has_dimension(x, dim),
     aten.sort.stable: lambda x, dim=-1, **_: _has_dimension(x, dim),
+    aten.empty_strided.default: lambda sizes, strides, **_: _apart(sizes, strides),
+    aten.new_empty_strided.default: lambda x, sizes, strides, **_: _apart(sizes, strides),
     aten.uniform.default: lambda x, low=0.0, high=1.0, **_: (low <= high,),
     aten.exponential.default: lambda x, rate=1.0, **_: (rate > 0,),
     aten.geometric.default: lambda x, p, **_: (p > 0, p < 1),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
 
 from dicp.testing import FLOATS, INTS, op
@@ -168,3 +169,13 @@ CASES = [
 
 def test_op(case: Any, check_op: Any) -> None:
     check_op(case)
+
+
+@pytest.mark.parametrize("strides", [(1, 2, 3), (0, 1, 2), (4, 1, 2)], ids=str)
+def test_strides_of_a_new_tensor(strides: tuple[int, ...], backend: Any, dynamic: bool) -> None:
+    """Also where elements share memory; each call has eager's strides."""
+    run = torch.compile(
+        lambda x: (x.new_empty_strided((3, 2, 2), strides), x + 1), backend=backend, dynamic=dynamic
+    )
+    new, _ = run(torch.ones(2, device=backend.device))
+    assert new.stride() == strides
