@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch import fx
 from torch._dynamo.utils import GmWrapper
 from torch._functorch._aot_autograd import autograd_cache, graph_compile
 from torch._functorch._aot_autograd.aot_autograd_result import (
@@ -87,13 +88,18 @@ class _KeyDetails(autograd_cache.AOTAutogradCacheDetails, _OwnDetails):
         _OwnDetails.__init__(self, gm, example_inputs, fx_config, [])
 
 
+def graph_module_of(gm: Any) -> fx.GraphModule:
+    """Dynamo's graph, whose inputs may be flattened."""
+    return gm.gm if isinstance(gm, GmWrapper) else gm  # type: ignore[no-any-return]
+
+
 def autograd_key(gm: Any, fake_inputs: list[Any], aot_config: Any) -> str:
     """A hash of everything that AOTAutograd's result for `gm` depends on.
 
     Raises NotCacheableError for a graph whose result may differ between processes although
     everything that can be hashed is equal.
     """
-    graph = gm.gm if isinstance(gm, GmWrapper) else gm
+    graph = graph_module_of(gm)
     with (
         autograd_cache.sanitize_gm_for_cache(graph),
         inductor_config.patch(fx_graph_cache=True, freezing=False),

@@ -155,6 +155,14 @@ def is_proved(relation: sympy.Basic, shape_env: ShapeEnv) -> bool:
     return shape_env._maybe_evaluate_static(relation.xreplace(known)) is sympy.true
 
 
+def may_be_zero(number: Any, value: torch.SymInt | torch.SymFloat) -> bool:
+    """Whether a part of the expression of `value` may be zero, as far as ShapeEnv knows."""
+    if number.is_number or number.is_positive:
+        return bool(number == 0)
+    node = value.node
+    return not is_proved(sympy.Ne(number, 0), node.shape_env)
+
+
 def ranges_of(symints: Iterable[torch.SymInt]) -> list[str]:
     """The values that ShapeEnv allows the symbols of `symints`."""
     nodes = [symint.node for symint in symints]

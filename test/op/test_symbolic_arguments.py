@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import Any
 
@@ -640,3 +641,34 @@ def test_sizes_by_functions_of_sizes(function: str, backend_name: str) -> None:
     for length in (4, 9, 7, 100):
         x = torch.arange(1.0, length + 1)
         torch.testing.assert_close(compiled(x), zeros(x))
+
+
+BEYOND: dict[str, tuple[Any, list[int]]] = {
+    "quotient": (lambda x, n: x * (7 // (n - 3)), [5, 6, 3, -7]),
+    "remainder": (lambda x, n: x * (7 % (n - 3)), [5, 6, 3, -7]),
+    "fraction": (lambda x, n: x * (7 / (n - 3)), [5, 6, 3, -7]),
+    "nested quotients": (lambda x, n: x * (9 // (60 // (n - 4))), [5, 6, 4, 500]),
+    "quotient by a size": (lambda x, n: x * (n // (x.shape[0] - 3)), [5, 6, 7]),
+    "product": (lambda x, n: x * (n * n * 1.0), [5, 6, 2**40, 2**31, -(2**40)]),
+    "quotient of powers": (lambda x, n: x * (n**3 // n**2), [5, 6, 2**40, 2**31]),
+    "hash": (lambda x, n: x + (n * 2654435761) % 2**16, [5, 6, 2**40, -(2**62), 2**31]),
+    "negative": (lambda x, n: x * -n, [5, 6, -(2**63), 2**63 - 1]),
+    "factor": (lambda x, n: x * (n * 10**18), [5, 6, 9, 70]),
+    "several": (lambda x, n: (x + n % 5, x * (n + 1), x / (n * n)), [5, 6, 2**62, 2**33]),
+}
+
+
+@pytest.mark.parametrize("name", BEYOND)
+def test_numbers_that_compiled_code_cannot_compute(name: str, backend_name: str) -> None:
+    """Integers of more than 64 bits, and divisions by zero, are as in Python."""
+    fn, numbers = BEYOND[name]
+    compiled = torch.compile(fn, backend=backend_name, dynamic=True)
+    for length, n in itertools.product((4, 3), numbers):
+        x = torch.linspace(1.0, 2.0, length, dtype=torch.float64)
+        try:
+            expected: Any = fn(x, n)
+        except ArithmeticError as error:
+            with pytest.raises(type(error)):
+                compiled(x, n)
+        else:
+            torch.testing.assert_close(compiled(x, n), expected, rtol=1e-12, atol=0)
