@@ -89,7 +89,17 @@ def _weighted(x: Any, y: Any, *, alpha: Any = 1) -> Sequence[Any]:
     tensors = [operand for operand in (x, y) if hasattr(operand, "dtype")]
     numbers = [operand for operand in (x, y) if not hasattr(operand, "dtype")]
     dtypes = (tensor.dtype for tensor in tensors)
-    return _fits(alpha, _joint(*tensors, *numbers) if numbers else torch.promote_types(*dtypes))
+    dtype = _joint(*tensors, *numbers) if numbers else torch.promote_types(*dtypes)
+    return *_fits(alpha, dtype), not isinstance(alpha, bool) or dtype == torch.bool
+
+
+def _subtracted(x: Any, y: Any, *, alpha: Any = 1) -> Sequence[Any]:
+    return *_weighted(x, y, alpha=alpha), not isinstance(x, bool) and not isinstance(y, bool)
+
+
+def _inverted(x: Any, alpha: Any = 1.0) -> Sequence[Any]:
+    inverse = (1 / alpha,) if isinstance(alpha, Number) and alpha else ()
+    return alpha != 0, *_computed(x, alpha, *inverse)
 
 
 def _computed(x: Any, *numbers: Any) -> Sequence[Any]:
@@ -134,8 +144,9 @@ _CONVERTED: Final[dict[Any, Relations]] = {
     aten.hardshrink.default: lambda x, number=0.5: _fits(number, x.dtype),
     aten.pow.Tensor_Scalar: _power,
     aten.add.Tensor: _weighted,
-    aten.sub.Tensor: _weighted,
-    aten.rsub.Tensor: _weighted,
+    aten.sub.Tensor: _subtracted,
+    aten.rsub.Tensor: _subtracted,
+    aten.rsub.Scalar: lambda x, y, alpha=1: _subtracted(x, y, alpha=alpha),
     aten.addcmul.default: lambda x, y, z, value=1: _computed(x, value),
     aten.addcdiv.default: lambda x, y, z, value=1: (
         *_computed(x, value),
@@ -145,7 +156,9 @@ _CONVERTED: Final[dict[Any, Relations]] = {
     aten.lerp.Tensor: lambda x, end, weight: (_is_real_or_complex(x),),
     aten.leaky_relu.default: lambda x, slope=0.01: _computed(x, slope),
     aten.elu.default: _computed,
+    aten.celu.default: _inverted,
     aten.softplus.default: _computed,
+    aten.smooth_l1_loss.default: lambda x, y, reduction=1, beta=1.0: (beta >= 0,),
     **{
         op.default: lambda x, y, z, beta=1, alpha=1: _computed(x, beta, alpha)
         for op in (aten.addmm, aten.addmv, aten.addr, aten.baddbmm, aten.addbmm)

@@ -26,6 +26,7 @@ from dicp.dynamo_bridge.memory_formats import (
     with_strides_of_input,
 )
 from dicp.dynamo_bridge.own_decompositions import (
+    CONVERTED,
     MIXED,
     OWN,
     SCATTERS,
@@ -34,6 +35,7 @@ from dicp.dynamo_bridge.own_decompositions import (
     multilabel_margin_loss,
     no_dropout,
     unless_of_one_row,
+    with_converted_number,
 )
 from dicp.dynamo_bridge.thresholds import MOST_OF_CORE
 from dicp.errors import FallbackWarning
@@ -104,6 +106,8 @@ def decompositions(
         table[op] = with_strides_of_input(op, table[op])
     table.setdefault(aten.native_dropout.default, no_dropout)
     table.setdefault(aten.complex.default, broadcast_complex)
+    for op in CONVERTED & table.keys():
+        table[op] = with_converted_number(table[op])
     for op in {aten.affine_grid_generator.default} & table.keys():
         table[op] = unless_of_one_row(table[op])
     for op in {aten.upsample_bicubic2d.default} & table.keys():

@@ -254,6 +254,27 @@ def broadcast_complex(real: Tensor, imaginary: Tensor) -> Any:
     return aten.complex.default(*torch.broadcast_tensors(real, imaginary))
 
 
+CONVERTED = frozenset({
+    aten.xlogy.Scalar_Self, aten.xlogy.Scalar_Other,
+    aten.special_xlog1py.self_scalar, aten.special_xlog1py.other_scalar,
+})  # fmt: skip
+"""Operators whose decompositions make a tensor of a number, and refuse those beyond its dtype."""
+
+
+def with_converted_number(rule: Callable[..., Any]) -> Callable[..., Any]:
+    """`rule` of a tensor and a number, which is infinite where it is beyond the tensor's dtype."""
+
+    def converted(*operands: Any) -> Any:
+        dtype = torch.result_type(*(x for x in operands if isinstance(x, Tensor)), 1.0)
+        return rule(*(_held(x, dtype) if isinstance(x, float) else x for x in operands))
+
+    return converted
+
+
+def _held(number: float, dtype: torch.dtype) -> float:
+    return math.copysign(math.inf, number) if abs(number) > torch.finfo(dtype).max else number
+
+
 OWN: dict[Any, Callable[..., Any]] = {
     **CELLS,
     aten.upsample_linear1d.default: interpolate_linearly,

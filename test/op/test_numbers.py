@@ -117,3 +117,45 @@ def test_dtypes_are_refused_as_by_eager(fn: Any, dtypes: Any, backend: BackendUn
         fn(*given)
     with pytest.raises(RuntimeError):
         torch.compile(fn, backend=backend)(*given)
+
+
+LOGARITHMS: dict[str, Callable[..., Any]] = {
+    "xlogy": lambda x, n: torch.xlogy(x, n),
+    "xlogy of a number": lambda x, n: torch.xlogy(n, x),
+    "xlog1py": lambda x, n: torch.special.xlog1py(x, n),
+    "xlog1py of a number": lambda x, n: torch.special.xlog1py(n, x),
+}
+
+
+@pytest.mark.parametrize("name", LOGARITHMS)
+def test_logarithms_take_any_number(name: str, backend: BackendUnderTest) -> None:
+    for dtype, number in ((HALF, 1e6), (torch.float32, 1e300), (BYTE, 1e300), (torch.float32, 2.5)):
+        x = torch.tensor([0, 2, 3]).to(dtype)
+        backend.start_over()
+        compiled = torch.compile(lambda x, n=number: LOGARITHMS[name](x, n), backend=backend)
+        torch.testing.assert_close(compiled(x), LOGARITHMS[name](x, number), equal_nan=True)
+
+
+REFUSED: dict[str, Callable[..., Any]] = {
+    "celu": lambda x, n: F.celu(x, n),
+    "smooth_l1": lambda x, n: F.smooth_l1_loss(x, x * 2, beta=n),
+    "difference": lambda x, n: x - n,
+    "difference to a number": lambda x, n: n - x,
+    "weighted sum": lambda x, n: torch.add(x, x, alpha=n),
+    "weighted difference": lambda x, n: torch.sub(x, x, alpha=n),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_numbers_are_refused_as_by_eager(name: str, backend: BackendUnderTest) -> None:
+    x = torch.tensor([1.0, 2.0, 3.0])
+    for number in (0.5, True, 0.0, False, -1.0, 1e-45, 1e300, 2):
+        backend.start_over()
+        compiled = torch.compile(lambda x, n=number: REFUSED[name](x, n), backend=backend)
+        try:
+            wanted = REFUSED[name](x, number)
+        except RuntimeError:
+            with pytest.raises(RuntimeError):
+                compiled(x)
+        else:
+            torch.testing.assert_close(compiled(x), wanted)
