@@ -11,7 +11,13 @@ from torch import fx
 
 from dicp.cache import Cache
 from dicp.target import Executable
-from dicp.torch_private import OutputCode, is_batched, map_over_batch
+from dicp.torch_private import (
+    OutputCode,
+    is_batched,
+    is_complex,
+    map_over_batch,
+    without_real_base,
+)
 
 Kind = Literal["joint", "forward", "backward", "inference"]
 T = TypeVar("T")
@@ -57,6 +63,9 @@ class CompiledGraph(OutputCode):
         self.artifact_json = artifact_json
         self.executable = executable
         self.tangents = tangents
+        self._complex: tuple[int, ...] | None = None
+        """Positions of complex results, from the first run on. Some are views of real tensors;
+        AOTAutograd, which makes views of inputs as the results are, cannot make such a view."""
         self._boxed_call = True  # on the instance: wrappers copy an object's own attributes only
 
     @property
@@ -73,7 +82,14 @@ class CompiledGraph(OutputCode):
             if tangent.is_neg() or tangent.is_conj():
                 inputs = inputs if isinstance(inputs, list) else list(inputs)
                 inputs[position] = tangent.resolve_conj().resolve_neg()
-        return self.run(inputs)  # type: ignore[arg-type]
+        results = self.run(inputs)  # type: ignore[arg-type]
+        if self._complex is None:
+            self._complex = tuple(k for k, v in enumerate(results) if is_complex(v))
+        if self._complex:
+            results = list(results)
+            for position in self._complex:
+                results[position] = without_real_base(results[position])
+        return results
 
     def __reduce__(self) -> tuple[Any, ...]:
         return CompiledGraph, (self.artifact_json, None, self.tangents)

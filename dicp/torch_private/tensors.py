@@ -61,6 +61,22 @@ def need_eager(inputs: Sequence[Any], parameters: Sequence[Any]) -> bool:
     return any(torch._VF._unpack_dual(tensor, level=level)[1] is not None for tensor in tensors)
 
 
+def is_complex(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.is_complex()
+
+
+def without_real_base(tensor: torch.Tensor) -> torch.Tensor:
+    """A complex tensor; a view of a real one becomes a tensor of the same memory that is known as a
+    view of none."""
+    base = tensor._base
+    if base is None or base.is_complex():
+        return tensor
+    alone = tensor.new_empty(0)
+    return alone.set_(
+        tensor.untyped_storage(), tensor.storage_offset(), tensor.shape, tensor.stride()
+    )
+
+
 def is_batched(tensor: torch.Tensor) -> bool:
     """Whether a tensor stands for one of a batch, under the `vmap` of the autograd engine."""
     return torch._C._functorch.is_legacy_batchedtensor(tensor)

@@ -167,3 +167,33 @@ def test_libraries_for_complex_values_are_called_between_pairs(symbolic: bool) -
     assert not [node for node in nodes if node.decision == "eager"]
     called = {node.op for node in nodes if node.decision == "library"}
     assert called == {f"aten._fft_{kind}.default" for kind in ("r2c", "c2r", "c2c")}
+
+
+VIEWS: dict[str, Callable[[Tensor], Any]] = {
+    "reshape": lambda z: z.reshape(z.shape[0] // 5, 5, 4),
+    "split": lambda z: (z.tensor_split(2, 1), z * 2),
+    "expand": lambda z: z[None].expand(z.shape[0] - 3, -1, -1),
+    "of a computed one": lambda z: [(w := z * 2j).flatten(), w.view(-1, 2)],
+}
+
+
+@pytest.mark.parametrize("name", VIEWS)
+@pytest.mark.parametrize("target", ["cpu", "ascend"])
+def test_views_of_complex_values_of_symbolic_sizes(name: str, target: str) -> None:
+    """AOTAutograd makes those of inputs anew, like the graph's results."""
+    fn = VIEWS[name]
+    torch._dynamo.reset()
+    compiled = torch.compile(fn, backend=Backend(target, cache=False), dynamic=True)
+    for length, wanted in ((10, False), (15, True)):
+        z = torch.view_as_complex(pairs(length, 4)).requires_grad_(wanted)
+        mine, theirs = (torch.utils._pytree.tree_leaves(f(z)) for f in (compiled, fn))
+        for a, b in zip(mine, theirs, strict=True):
+            torch.testing.assert_close(a, b)
+            assert a.stride() == b.stride()
+            shared = [
+                t.untyped_storage().data_ptr() == z.untyped_storage().data_ptr() for t in (a, b)
+            ]
+            assert shared[0] == shared[1]
+        if wanted:
+            (got,), (right,) = (torch.autograd.grad(ys[0].abs().sum(), z) for ys in (mine, theirs))
+            torch.testing.assert_close(got, right)
