@@ -19,7 +19,7 @@ from torch import Tensor
 from dicp.dtypes import REDUCED_FLOATS
 from dicp.dynamo_bridge.cells import CELLS
 from dicp.dynamo_bridge.interpolation import interpolate_linearly
-from dicp.torch_private import ATTENTION_FORWARD, OpOverload, pytree
+from dicp.torch_private import ATTENTION_FORWARD, OpOverload, all_decompositions, pytree
 
 aten = torch.ops.aten
 
@@ -275,6 +275,13 @@ def _held(number: float, dtype: torch.dtype) -> float:
     return math.copysign(math.inf, number) if abs(number) > torch.finfo(dtype).max else number
 
 
+def smooth_l1_loss_backward(grad: Tensor, x: Tensor, target: Tensor, *options: Any) -> Tensor:
+    """NaN where an operand is NaN, as in eager, where PyTorch's own decomposition has 0."""
+    result = all_decompositions[aten.smooth_l1_loss_backward.default](grad, x, target, *options)
+    difference = x - target
+    return torch.where(difference.isnan(), difference.to(result.dtype), result)
+
+
 OWN: dict[Any, Callable[..., Any]] = {
     **CELLS,
     aten.upsample_linear1d.default: interpolate_linearly,
@@ -284,6 +291,7 @@ OWN: dict[Any, Callable[..., Any]] = {
     aten._index_put_impl.default: index_put,
     aten.hardshrink_backward.default: hardshrink_backward,
     aten.ldexp.Tensor: ldexp,
+    aten.smooth_l1_loss_backward.default: smooth_l1_loss_backward,
     aten._efficientzerotensor.default: torch.zeros,
     aten.eye.default: _eye,
     aten.eye.m: _eye,

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
+import pytest
 import torch
 import torch.nn.functional as F
 
@@ -118,3 +120,17 @@ CASES = [
 
 def test_op(case: Any, check_op: Any) -> None:
     check_op(case)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_gradients_at_nan(dtype: torch.dtype, backend: Any) -> None:
+    """NaN has no gradient of zero, and infinity none of NaN."""
+
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        return F.smooth_l1_loss(x, x.detach().nan_to_num(1, 2, 3) / 2)
+
+    numbers = [math.nan, math.inf, -math.inf, 0.3, 0.05, -2.0] * 7
+    x = torch.tensor(numbers, dtype=dtype, device=backend.device).requires_grad_()
+    run = torch.compile(fn, backend=backend)
+    (mine,), (theirs,) = (torch.autograd.grad(f(x), x) for f in (run, fn))
+    torch.testing.assert_close(mine, theirs, equal_nan=True)
