@@ -146,6 +146,7 @@ def _compile_inference(compiler: GraphCompiler, state: Any, capture: Any, slot: 
     )
     graph = torch_private.rematerialize_checkpoints(graph)
     mark_dynamo_nodes(graph.graph)
+    detached = torch_private.detaches_results(state.flat_args, _outputs(graph))
     made: list[CompiledGraph] = []
 
     def compile_one(graph: fx.GraphModule, inputs: Sequence[Any]) -> CompiledGraph:
@@ -163,6 +164,7 @@ def _compile_inference(compiler: GraphCompiler, state: Any, capture: Any, slot: 
         slot,
         metadata,
         made,
+        "no result requires a gradient, though an input does" if detached else "",
         compiled_fw=torch_private.BundledCompiledForward(made[0]),
         compiled_bw=None,
         dispatch_wrappers=capture.wrappers,

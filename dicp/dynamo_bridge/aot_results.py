@@ -34,7 +34,7 @@ from dicp.torch_private import (
 )
 
 _CACHE_KIND: Final = "aot"
-_FORMAT: Final = 2
+_FORMAT: Final = 3
 
 
 @dataclass(frozen=True, eq=False)
@@ -117,12 +117,19 @@ def _load(compiler: GraphCompiler, entry: Entry, fake_inputs: list[Any], aot_con
 
 
 def store_result(
-    compiler: GraphCompiler, slot: Slot, metadata: Any, made: list[CompiledGraph], **parts: Any
+    compiler: GraphCompiler,
+    slot: Slot,
+    metadata: Any,
+    made: list[CompiledGraph],
+    reason: str = "",
+    **parts: Any,
 ) -> None:
-    """Stores AOTAutograd's result, or reports why not; a failure loses only the cache entry."""
+    """Stores AOTAutograd's result, or reports why not: for `reason`, or another one.
+
+    A failure loses only the cache entry.
+    """
     if compiler.results is None or not slot.key:
         return
-    reason = ""
     if metadata.tokens:
         reason = "operators with side effects are ordered by tokens, which are not restored"
     elif any(graph.artifact_json is None for graph in made):

@@ -91,6 +91,17 @@ def overwritten_inputs(metadata: Any) -> list[int]:
     return [first + n for n, info in enumerate(metadata.input_info) if info.mutates_data]
 
 
+def detaches_results(inputs: Sequence[Any], results: Sequence[Any]) -> bool:
+    """Whether a graph traced for inference has real results, though inputs require gradients.
+
+    After a failed forward-mode differentiation, PyTorch may trace a graph so that has gradients.
+    """
+    values = [node.meta.get("val") for node in results if isinstance(node, fx.Node)]
+    real = any(isinstance(v, torch.Tensor) and v.dtype.is_floating_point for v in values)
+    requires = any(isinstance(x, torch.Tensor) and x.requires_grad for x in inputs)
+    return real and requires and torch.is_grad_enabled()
+
+
 def logs_graphs() -> bool:
     """Whether AOTAutograd's own log of its graphs is enabled."""
     names = ("aot_graphs", "aot_joint_graph")

@@ -660,6 +660,21 @@ def test_graph_without_a_stored_form(cache: Cache) -> None:
     assert toy.states == ["miss", "bypass"] and not _files(cache, "result")
 
 
+@pytest.mark.parametrize(
+    ("function", "state"),
+    [(torch.Tensor.detach, "bypass"), (torch.argmax, "stored")],
+)
+def test_graph_that_detaches_its_results(cache: Cache, function: Any, state: str) -> None:
+    """PyTorch traces some graphs so by mistake: such a result would stay without gradients."""
+    x, toy = torch.ones(3, requires_grad=True), Toy(cache)
+    compiled(lambda x: function(x + 1), toy)(x)
+    assert toy.states == ["miss", state]
+    toy = Toy(cache)
+    with torch.no_grad():
+        compiled(lambda x: function(x + 2), toy)(x)
+    assert toy.states == ["miss", "stored"]
+
+
 def test_outside_dynamo_nothing_is_stored(cache: Cache) -> None:
     toy, x = Toy(cache), torch.ones(3)
     run = toy(fx.symbolic_trace(lambda x: (x.sin(),)), [x])
