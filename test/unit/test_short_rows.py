@@ -102,6 +102,20 @@ def test_a_dynamic_number_of_rows() -> None:
         assert_matches(compiled(x), fn(x), fn(x.double()))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_results_that_are_read_back(dtype: torch.dtype) -> None:
+    """Tiles are filled before anything is stored: a sum that is a result, too, is read from it."""
+
+    def fn(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+        total = x + y
+        return total, F.layer_norm(total, total.shape[-1:]), total.softmax(-1)
+
+    x, y = (torch.randn(200, 16).to(dtype) for _ in range(2))
+    found = torch.compile(fn, backend="cpugraph")(x, y)
+    for mine, eager, exact in zip(found, fn(x, y), fn(x.double(), y.double()), strict=True):
+        assert_matches(mine, eager, exact)
+
+
 def test_in_place() -> None:
     def fn(x: Tensor) -> Tensor:
         return x.sub_(x.amax(-1, keepdim=True)).exp_()

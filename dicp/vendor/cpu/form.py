@@ -228,6 +228,8 @@ class ShortRows(HostForm):
     """Reads that are transposed into a tile of their own."""
     results: tuple[Store, ...] = ()
     """Stores that are transposed from a tile of their own."""
+    read_back: Mapping[Access, int] = field(default_factory=dict)
+    """Reads of what the kernel has stored before -> which of the results they read."""
     long: frozenset[Reduce | Scan] = frozenset()
     """Long floating sums, which go in blocks whose results are then added to totals in double."""
     block: int = 0

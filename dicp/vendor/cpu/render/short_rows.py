@@ -55,6 +55,8 @@ class ShortRowsWriter(Loops[ShortRows]):
                 pad + self._array(store.ref.dtype, name, count * int(element.size), stored=True)
             )
             self.lane_places[store.ref, store.index] = f"{name}[{count} * {element.key} + lane]"
+        for access, number in self.form.read_back.items():
+            self.staged[access] = f"results{number}[{count} * {element.key} + lane]"
         return lines
 
     def _results(self, row: Var, pad: str) -> list[str]:

@@ -5,12 +5,13 @@ In: an inner reduction. Out: `ShortRows`, or None where another form is faster o
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from typing import TypeAlias
 
 from dicp.loop.ir import expr as ir
-from dicp.loop.ir.access import deep_variables, unconditional_reads
+from dicp.loop.ir.access import Access, deep_variables, unconditional_reads
 from dicp.loop.ir.expr import Checked, Const, Expr, IndexValue, Masked, Named, Read, Ref
-from dicp.loop.ir.index import Index, Var
+from dicp.loop.ir.index import Index, Size, Var
 from dicp.loop.ir.kernel import Kernel, Let, Phase, Reduce, Scan, Stmt, Store, rewritten
 from dicp.vendor.cpu import form
 from dicp.vendor.cpu.form import LINE_BYTES, Team
@@ -23,6 +24,9 @@ from dicp.vendor.cpu.thresholds import (
     SUM_ADDITIONS,
 )
 
+Place: TypeAlias = tuple[Ref, Size, Index]
+"""Memory, and the offset of an element in it."""
+
 
 def short_rows(kernel: Kernel, team: Team | None) -> form.ShortRows | None:
     """The form of short rows, if the kernel has these and all of it can run in vectors of rows."""
@@ -33,7 +37,11 @@ def short_rows(kernel: Kernel, team: Team | None) -> form.ShortRows | None:
     steps = _with_values_of_rows(kernel.phases, element)
     inner = [s for p in steps if p.level == "reduction" for s in p.stmts]
     reads, stores = unconditional_reads(inner), [s for s in inner if isinstance(s, Store)]
-    staged = tuple(place for place in reads if row in _deep_variables(place[1]))
+    read_back = _read_back(steps, stores)
+    if read_back is None:
+        return None
+    moving = (place for place in reads if row in _deep_variables(place[1]))
+    staged = tuple(place for place in moving if place not in read_back)
     refs = [*(ref for ref, _ in staged), *(s.ref for s in stores)]
     places = any(isinstance(s, Reduce) and s.finds_position for s in inner)
     if not _is_short(element.size, refs, places):
@@ -49,9 +57,40 @@ def short_rows(kernel: Kernel, team: Team | None) -> form.ShortRows | None:
     blocks = -(-element.size // SUM_ADDITIONS)
     sums = frozenset(s for s in inner if is_floating_sum(s))
     return form.ShortRows(
-        team, steps=steps, tile=ROW_TILE, staged=staged, results=tuple(stores),
+        team, steps=steps, tile=ROW_TILE, staged=staged, results=tuple(stores), read_back=read_back,
         long=sums if blocks > 1 else frozenset(), block=-(-element.size // blocks),
     )  # fmt: skip
+
+
+def _read_back(steps: Iterable[Phase], stores: Sequence[Store]) -> dict[Access, int] | None:
+    """The reads of what the kernel has stored before, and by which of `stores`.
+
+    None where memory that it stores is read elsewhere, or both before and after: tiles of elements
+    are filled before the first phase, and results are stored after the last.
+    """
+    numbers = {_place(s.ref, s.index): k for k, s in enumerate(stores)}
+    written = {s.ref.root for p in steps for s in p.stmts if isinstance(s, Store)}
+    found: dict[Access, int] = {}
+    early: set[Place] = set()
+    stored: set[Place] = set()
+    for phase in steps:
+        for stmt in phase.stmts:
+            reads = (e for e in ir.walk(stmt.value) if isinstance(e, Read))
+            for access in ((e.ref, e.index) for e in reads if e.ref.root in written):
+                place = _place(*access)
+                if phase.level == "parallel" or place not in numbers:
+                    return None
+                if place in stored:
+                    found[access] = numbers[place]
+                else:
+                    early.add(place)
+            if isinstance(stmt, Store):
+                stored.add(_place(stmt.ref, stmt.index))
+    return None if any(_place(*access) in early for access in found) else found
+
+
+def _place(ref: Ref, index: Index) -> Place:
+    return ref.root, ref.offset, index
 
 
 def _has_short_rows(kernel: Kernel) -> bool:
