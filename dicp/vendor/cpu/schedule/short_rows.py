@@ -30,7 +30,7 @@ Place: TypeAlias = tuple[Ref, Size, Index]
 
 def short_rows(kernel: Kernel, team: Team | None) -> form.ShortRows | None:
     """The form of short rows, if the kernel has these and all of it can run in vectors of rows."""
-    if not _has_short_rows(kernel):
+    if not _has_short_rows(kernel) or kernel.cross_row_stores():
         return None
     row, (element,) = kernel.parallel[-1], kernel.reduction
     assert isinstance(element.size, int)
@@ -50,7 +50,7 @@ def short_rows(kernel: Kernel, team: Team | None) -> form.ShortRows | None:
     if not all(_is_row(index, row, element) for index in indices):
         return None
     values = [e for s in inner for e in ir.walk(s.value)]
-    if any(s.op for s in stores) or any(isinstance(e, (Checked, Masked)) for e in values):
+    if any(isinstance(e, (Checked, Masked)) for e in values):
         return None
     if not is_vectorized(inner, Var(row.position, ROW_TILE)):
         return None
