@@ -31,7 +31,7 @@ template <class T> struct d_axpys {
     for (; j < n; ++j)
       for (int i = 0; i < R; ++i) sums[j] += by[i] * d_wide(from[i * step + j]);
   }
-  // The sums of `count` numbers of the depth, from `first` on.
+  // The sums of `count` rows of B from `right` on; the numbers of `left` multiply them.
   void part(const T* left, const T* right, int64_t count, int64_t n, float* sums) const {
     d_clear(sums, 0, rows * d_axpy_wide);
     for (int64_t k = 0, some; k < count; k += some) {
@@ -55,13 +55,7 @@ template <class T> struct d_axpys {
 #pragma omp simd
         for (int64_t j = 0; j < n; ++j) totals[r * d_axpy_wide + j] += sums[r * d_axpy_wide + j];
     }
-    for (int64_t r = 0; r < rows; ++r) {
-      float* row = totals + r * d_axpy_wide;
-      if (bias)
-        for (int64_t j = 0; j < n; ++j) row[j] += d_wide(bias[by_row ? r : column + j]);
-      d_activate(activation, row, n);
-      d_copy(row, 0, 1, 1, n, c + batch * c_batch + r * c_row + column, 0);
-    }
+    for (int64_t r = 0; r < rows; ++r) d_finish_row(*this, batch, r, column, n, totals + r * d_axpy_wide);
   }
   void run() const {
     const int64_t lines = (columns + d_lanes - 1) / d_lanes, threads = d_threads();

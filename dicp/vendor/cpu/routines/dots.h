@@ -77,6 +77,15 @@ d_inline void d_dot_products(int64_t depth, const L* left, int64_t left_row, con
   d_add_lanes(all, whole, sums);
 }
 
+// The epilogue of `n` sums of a row of C from `column` on: bias, activation and store.
+template <class P>
+d_inline void d_finish_row(const P& p, int64_t batch, int64_t r, int64_t column, int64_t n, float* row) {
+  if (p.bias)
+    for (int64_t j = 0; j < n; ++j) row[j] += d_wide(p.bias[p.by_row ? r : column + j]);
+  d_activate(p.activation, row, n);
+  d_copy(row, 0, 1, 1, n, p.c + batch * p.c_batch + r * p.c_row + column, 0);
+}
+
 // The numbers of a column of B, of type W, are adjacent.
 template <class T, class W> struct d_dots {
   typedef d_cell<T> cell;
@@ -123,13 +132,7 @@ template <class T, class W> struct d_dots {
       else
         dots<4, 4>(copy, step, line(j), next, tile + j, left);
     }
-    for (int64_t r = 0; r < rows; ++r) {
-      float* row = tile + r * d_strip;
-      if (bias)
-        for (int64_t i = 0; i < n; ++i) row[i] += d_wide(bias[by_row ? r : column + i]);
-      d_activate(activation, row, n);
-      d_copy(row, 0, 1, 1, n, c + batch * c_batch + r * c_row + column, 0);
-    }
+    for (int64_t r = 0; r < rows; ++r) d_finish_row(*this, batch, r, column, n, tile + r * d_strip);
   }
   __attribute__((noinline)) void run() const {
     const int64_t step = d_round_up(d_cells_of<T>(depth), d_lanes) + d_lanes, size = (rows + 3) * step;
