@@ -71,10 +71,11 @@ def without_real_base(tensor: torch.Tensor) -> torch.Tensor:
     base = tensor._base
     if base is None or base.is_complex():
         return tensor
-    alone = tensor.new_empty(0)
-    return alone.set_(
+    alone = tensor.new_empty(0).set_(
         tensor.untyped_storage(), tensor.storage_offset(), tensor.shape, tensor.stride()
     )
+    alone = alone.conj() if tensor.is_conj() else alone
+    return torch._neg_view(alone) if tensor.is_neg() else alone
 
 
 def is_batched(tensor: torch.Tensor) -> bool:

@@ -197,3 +197,27 @@ def test_views_of_complex_values_of_symbolic_sizes(name: str, target: str) -> No
         if wanted:
             (got,), (right,) = (torch.autograd.grad(ys[0].abs().sum(), z) for ys in (mine, theirs))
             torch.testing.assert_close(got, right)
+
+
+CONJUGATES: dict[str, Callable[[Tensor], Any]] = {
+    "conjugate": lambda z: ((z * z.conj()).real, z.exp().real),
+    "negative": lambda z: ((z * torch._neg_view(z)).real, z.exp().real),
+}
+
+
+@pytest.mark.parametrize("name", CONJUGATES)
+def test_saved_conjugates_of_views_of_real_tensors(name: str) -> None:
+    """Eager marks them by a bit of the tensor: memory holds what they are the conjugate of."""
+    fn = CONJUGATES[name]
+    torch._dynamo.reset()
+    compiled = torch.compile(
+        lambda x: fn(torch.view_as_complex(x)), backend=Backend("cpu", cache=False)
+    )
+    x = pairs(3, 4).requires_grad_()
+    for mine, theirs in zip(compiled(x), fn(torch.view_as_complex(x)), strict=True):
+        torch.testing.assert_close(mine, theirs)
+        (got,), (right,) = (
+            torch.autograd.grad(result.abs().sum(), x, retain_graph=True)
+            for result in (mine, theirs)
+        )
+        torch.testing.assert_close(got, right)
