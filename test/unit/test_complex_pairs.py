@@ -221,3 +221,11 @@ def test_saved_conjugates_of_views_of_real_tensors(name: str) -> None:
             for result in (mine, theirs)
         )
         torch.testing.assert_close(got, right)
+
+
+def test_inputs_marked_as_negatives() -> None:
+    """`imag` toggles the bit that marks a tensor as the negative of what its memory holds."""
+    z = torch._neg_view(torch.view_as_complex(pairs(3, 4)))
+    fn = lambda z: z.conj().imag + z  # noqa: E731
+    torch._dynamo.reset()
+    torch.testing.assert_close(torch.compile(fn, backend=Backend("cpu", cache=False))(z), fn(z))

@@ -332,6 +332,8 @@ def complex_pairs(gm: fx.GraphModule, context: PassContext) -> bool:
         libraries = {node for node in calls if takes_complex(node)}
         if not all(node in libraries or _has_rule(node) for node in calls):
             continue
+        if any(value_of(node).is_neg() for node in members):
+            continue  # pairs do not carry the bit, and calls that stay in the graph toggle it
         if libraries or any(node.op == "call_function" for node in members):
             chosen |= {node for node in calls - libraries if node.op == "call_function"}
     if not chosen:
