@@ -12,6 +12,7 @@ import torch
 from dicp.loop.ir.expr import Ref
 from dicp.loop.ir.index import Size
 from dicp.loop.lowering import Lowering, RuleTable, Value
+from dicp.loop.lowering.library import rows_of
 from dicp.vendor.cpu.thresholds import MIN_PRODUCT_ROWS
 from dicp.vendor.cpu.toolchain import JOINED_PRODUCTS
 
@@ -201,3 +202,17 @@ def call(
     """A call of routine `name` for the dtype of `args`; `sizes` in the order its C++ documents."""
     ending, element = TYPES[args[0].dtype]
     return lw.routine(name + ending, _body(BODIES[name], element), args, outs, sizes)
+
+
+def call_biased(
+    lw: Lowering,
+    name: str,
+    operands: Sequence[Ref],
+    bias: Value | None,
+    out: Ref,
+    sizes: Sequence[Size],
+) -> Value:
+    """The result of routine `name`, or of its form with a bias where there is one."""
+    if bias is None:
+        return call(lw, name, operands, (out,), sizes)[0]
+    return call(lw, f"{name}_biased", [*operands, rows_of(lw, bias)], (out,), sizes)[0]

@@ -11,13 +11,14 @@ import torch
 from dicp.loop.ir.expr import Ref
 from dicp.loop.ir.index import Index, Size, contiguous_strides, normal, product
 from dicp.loop.lowering import Lowering, RuleTable, Value, library
-from dicp.loop.lowering.library import bias_gradient, plain, rows_of
+from dicp.loop.lowering.library import bias_gradient, plain
 from dicp.vendor.cpu.routines import choice, depthwise, nhwc, patchify
 from dicp.vendor.cpu.routines.choice import Options, of_one_pixel
 from dicp.vendor.cpu.routines.common import (
     LIBRARY_CALLS,
     Axis,
     call,
+    call_biased,
     in_float32,
     is_taken,
 )
@@ -201,9 +202,7 @@ def _convolved(
 ) -> Value:
     image, sizes = _problem(lw, x, w, axes, groups, out, skips)
     refs = [image, lw.realize_to_read(w, contiguous_strides(w.shape))]
-    if bias is not None:
-        name, refs = f"{name}_biased", [*refs, rows_of(lw, bias)]
-    return call(lw, name, refs, (out,), sizes)[0]
+    return call_biased(lw, name, refs, bias, out, sizes)
 
 
 def _in_rows(lw: Lowering, x: Value) -> Ref:

@@ -14,8 +14,14 @@ import torch
 from dicp.loop.ir.expr import Ref
 from dicp.loop.ir.index import Size, contiguous_strides, product
 from dicp.loop.lowering import Lowering, Value
-from dicp.loop.lowering.library import rows_of
-from dicp.vendor.cpu.routines.common import DEPTHWISE_TAPS, Axis, Shaped, call, is_taken
+from dicp.vendor.cpu.routines.common import (
+    DEPTHWISE_TAPS,
+    Axis,
+    Shaped,
+    call,
+    call_biased,
+    is_taken,
+)
 from dicp.vendor.cpu.thresholds import MAX_DEPTHWISE, MIN_CHANNELS
 
 
@@ -44,9 +50,7 @@ def convolved(
     """The convolution of channels-last images, each channel with its filter."""
     image = _channels_last(lw, x)
     name, refs = f"dicp_depthwise_{columns_of(axes)}", [image, _filters(lw, w)]
-    if bias is not None:
-        name, refs = f"{name}_biased", [*refs, rows_of(lw, bias)]
-    return call(lw, name, refs, (out,), _sizes(image, axes))[0]
+    return call_biased(lw, name, refs, bias, out, _sizes(image, axes))
 
 
 def images_gradient(

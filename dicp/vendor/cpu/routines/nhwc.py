@@ -7,10 +7,9 @@ from collections.abc import Sequence
 from dicp.loop.ir.expr import Ref
 from dicp.loop.ir.index import Size, contiguous_strides, normal
 from dicp.loop.lowering import Lowering, Value
-from dicp.loop.lowering.library import rows_of
 from dicp.vendor.cpu.routines import choice
 from dicp.vendor.cpu.routines.choice import Options
-from dicp.vendor.cpu.routines.common import Axis, call
+from dicp.vendor.cpu.routines.common import Axis, call, call_biased
 from dicp.vendor.cpu.routines.depthwise import is_channels_last
 from dicp.vendor.cpu.toolchain import has_tiles
 
@@ -20,10 +19,7 @@ def convolved(
 ) -> Value:
     """Channels-last images and result; the filters are packed as they lie."""
     refs = [_channels_last(lw, x), lw.realize_to_read(w, contiguous_strides(w.shape))]
-    name = "dicp_nhwc"
-    if bias is not None:
-        name, refs = f"{name}_biased", [*refs, rows_of(lw, bias)]
-    return call(lw, name, refs, (out,), _sizes(refs[0], w.shape[0], axes))[0]
+    return call_biased(lw, "dicp_nhwc", refs, bias, out, _sizes(refs[0], w.shape[0], axes))
 
 
 def gradients(
@@ -52,9 +48,8 @@ def images_gradient(
     if all(axis[3] == 1 for axis in axes):  # a convolution at stride 1
         name, axes = "dicp_nhwc", choice.transposed(axes)
     refs = [_channels_last(lw, grad), _channels_last(lw, w)]
-    if bias is not None:
-        name, refs = f"{name}_biased", [*refs, rows_of(lw, bias)]
-    return call(lw, name, refs, (images,), _sizes(refs[0], w.shape[1], axes, refs[1]))[0]
+    sizes = _sizes(refs[0], w.shape[1], axes, refs[1])
+    return call_biased(lw, name, refs, bias, images, sizes)
 
 
 def _sizes(

@@ -13,10 +13,9 @@ from dicp import operators
 from dicp.loop.ir.expr import Ref
 from dicp.loop.ir.index import Size
 from dicp.loop.lowering import Lowering, RuleTable, Value
-from dicp.loop.lowering.library import rows_of
 from dicp.vendor.cpu import library
 from dicp.vendor.cpu.calibration import ShapeClass, shape_class
-from dicp.vendor.cpu.routines.common import call, is_few, is_taken
+from dicp.vendor.cpu.routines.common import call, call_biased, is_few, is_taken
 from dicp.vendor.cpu.thresholds import (
     MAX_AXPYS,
     MAX_BYTES_ROWS,
@@ -105,11 +104,8 @@ def multiplied(
     """
     left, right = (r.strides if len(r.shape) == 3 else (0, *r.strides) for r in refs)
     kind = variant(out.dtype, counts[1], counts[2], right[1:])
-    name = f"dicp_{kind}" if bias is None else f"dicp_{kind}_biased"
-    if bias is not None:
-        refs.append(rows_of(lw, bias))
     sizes = [*counts, ACTIVATIONS.index(activation), *left, *right, *steps, int(by_row)]
-    return call(lw, name, refs, (out,), sizes)[0]
+    return call_biased(lw, f"dicp_{kind}", refs, bias, out, sizes)
 
 
 @dataclass(frozen=True)
