@@ -7,8 +7,11 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor
 
+from dicp.compare import Rule, check_tensor
 from dicp.dynamo_bridge.backend import Backend
 
 BORDER = {"aten.view_as_real.default", "aten.view_as_complex.default"}
@@ -229,3 +232,53 @@ def test_inputs_marked_as_negatives() -> None:
     fn = lambda z: z.conj().imag + z  # noqa: E731
     torch._dynamo.reset()
     torch.testing.assert_close(torch.compile(fn, backend=Backend("cpu", cache=False))(z), fn(z))
+
+
+UNARY: dict[str, Callable[[Tensor], Tensor]] = {
+    "conj": Tensor.conj, "neg": Tensor.neg, "adjoint": Tensor.adjoint,
+    "exp": lambda z: (z / (z.abs() + 1)).exp(), "abs": lambda z: z * z.conj() / (z.abs() + 1),
+    "imag": lambda z: z.conj().imag + z, "turn": lambda z: z * 2j,
+    "parts": lambda z: torch.complex(z.imag, z.real), "square": lambda z: (z * z.conj()).real + z,
+    "rows": lambda z: torch.cat([z.conj(), z])[1:4], "sum": lambda z: z.sum(0) + z,
+}  # fmt: skip
+BINARY: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "add": lambda z, w: z + w.conj(), "mul": torch.mul, "mm": lambda z, w: z @ w.mH,
+    "complex": lambda z, w: torch.complex(z.real, w.imag),
+}  # fmt: skip
+RESULTS: dict[str, Callable[[Tensor], Tensor]] = {
+    "itself": lambda z: z, "conj": Tensor.conj, "imag": lambda z: z.conj().imag, "abs": Tensor.abs,
+    "sin": lambda z: (z / (z.abs() + 1)).sin().real,
+}  # fmt: skip
+OPERANDS = st.integers(0, 7)
+STEPS = st.tuples(st.sampled_from([*UNARY, *BINARY]), OPERANDS, OPERANDS)
+ENDS = st.tuples(st.sampled_from([*RESULTS]), OPERANDS)
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.lists(STEPS, min_size=1, max_size=5), st.lists(ENDS, min_size=1, max_size=3),
+       st.booleans())  # fmt: skip
+def test_random_programs(steps: list[Any], ends: list[Any], of_pairs: bool) -> None:
+    """Values and gradients of operators with rows for pairs and without, of views and copies."""
+
+    def program(*given: Tensor) -> list[Tensor]:
+        values = [torch.view_as_complex(x) if of_pairs else x for x in given]
+        for name, first, second in steps:
+            z, w = values[first % len(values)], values[second % len(values)]
+            values.append(UNARY[name](z) if name in UNARY else BINARY[name](z, w))
+        return [RESULTS[name](values[k % len(values)]) for name, k in ends]
+
+    def run(fn: Callable[..., list[Tensor]], dtype: torch.dtype) -> list[Tensor]:
+        inputs = [x.to(dtype) for x in (pairs(3, 3), pairs(3, 3, 1)[..., 0, :])]
+        inputs = [x if of_pairs else torch.view_as_complex(x) for x in inputs]
+        inputs = [x.clone().requires_grad_() for x in inputs]
+        results = fn(*inputs)
+        loss = torch.stack([result.abs().square().sum() for result in results]).sum()
+        return [*results, *torch.autograd.grad(loss, inputs, materialize_grads=True)]
+
+    torch._dynamo.reset()
+    compiled = torch.compile(program, backend=Backend("cpu", cache=False))
+    for mine, exact, theirs in zip(
+        run(compiled, torch.float32), run(program, torch.float64), run(program, torch.float32),
+        strict=True,
+    ):  # fmt: skip
+        assert not check_tensor(mine, theirs, exact, Rule(strides=False, floor=4.0))
