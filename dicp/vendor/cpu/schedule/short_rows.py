@@ -18,6 +18,7 @@ from dicp.vendor.cpu.form import LINE_BYTES, Team
 from dicp.vendor.cpu.schedule.chooser import is_floating_sum
 from dicp.vendor.cpu.schedule.vectors import is_vectorized
 from dicp.vendor.cpu.thresholds import (
+    LANE_ADDITIONS,
     MAX_SHORT_ROW,
     MAX_SHORT_ROW_OF_LINES,
     ROW_TILE,
@@ -54,7 +55,7 @@ def short_rows(kernel: Kernel, team: Team | None) -> form.ShortRows | None:
         return None
     if not is_vectorized(inner, Var(row.position, ROW_TILE)):
         return None
-    blocks = -(-element.size // SUM_ADDITIONS)
+    blocks = -(-element.size // LANE_ADDITIONS) if element.size > SUM_ADDITIONS else 1
     sums = frozenset(s for s in inner if is_floating_sum(s))
     return form.ShortRows(
         team, steps=steps, tile=ROW_TILE, staged=staged, results=tuple(stores), read_back=read_back,
