@@ -187,14 +187,20 @@ class Emitter(Values[int]):
         return operator(expr, args, str(self.site(expr)))
 
     def spelled(self, expr: Expr, args: list[str]) -> str:
+        if expr.op == "where":
+            args = [self.selector(args[0], self.place_of(expr, "")), *args[1:]]
         return operator(expr, args)
 
     def read(self, item: Read, guard: str) -> str:
         text = widened(self._place(item, guard), item.ref.dtype)
         if guard:
             zero = "false" if item.dtype == torch.bool else f"({VALUE_TYPE[item.dtype]})0"
-            return f"{guard} ? {text} : {zero}"
+            return f"{self.selector(guard, self.place_of(item, guard))} ? {text} : {zero}"
         return text
+
+    def selector(self, condition: str, place: int) -> str:
+        """A condition as it is tested where it selects one of two values, at `place`."""
+        return condition
 
     def _place(self, item: Read, guard: str = "") -> str:
         return self.staged.get((item.ref, item.index)) or (

@@ -7,6 +7,7 @@ padding, half-rotation and pooling then read memory in whole vectors. So does ro
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -72,11 +73,11 @@ Limits = tuple[Var, int, int]
 
 
 def inside(stmts: Sequence[Stmt], loops: Sequence[Var]) -> tuple[list[Limits], list[Stmt]]:
-    """The ranges of `loops` in which every condition that one of them alone decides and under which
-    memory is read holds, and the statements simplified for those.
+    """The longest ranges of `loops` in which no condition changes that one of them alone decides
+    and under which memory is read, and the statements simplified for those.
 
     The pixels of an image whose windows read no padding, for example. No ranges where there are no
-    such conditions, or where they hold for less than half of a loop.
+    such conditions, or where they change within every half of a loop.
     """
     limits: list[Limits] = []
     known: dict[Expr, bool] = {}
@@ -86,12 +87,11 @@ def inside(stmts: Sequence[Stmt], loops: Sequence[Var]) -> tuple[list[Limits], l
         steps = {e: s for e in conditions if (s := _step(e, var)) is not None}
         if not isinstance(var.size, int) or not all(isinstance(s.at, int) for s in steps.values()):
             continue
-        low = max((int(s.at) for s in steps.values() if not s.before), default=0)
-        high = min((int(s.at) for s in steps.values() if s.before), default=var.size)
-        low, high = max(low, 0), min(high, var.size)
+        points = sorted({0, var.size, *(min(max(int(s.at), 0), var.size) for s in steps.values())})
+        low, high = max(itertools.pairwise(points), key=lambda part: part[1] - part[0])
         if 2 * (high - low) < var.size:
             return [], list(stmts)
-        known |= dict.fromkeys(steps, True)
+        known |= {e: s.before != _reached(s.at, low) for e, s in steps.items()}
         if (low, high) != (0, var.size):
             limits.append((var, low, high))
     fold = _Fold(known, {})

@@ -9,6 +9,7 @@ import torch
 
 from dicp.codegen.types import STORAGE_TYPE, VALUE_TYPE
 from dicp.codegen.values import Scope, margin
+from dicp.loop.ir.expr import Read
 from dicp.loop.ir.index import Index, Var
 from dicp.loop.ir.kernel import Kernel
 from dicp.vendor.cpu.form import LINE_BYTES, HostForm, Strip, Team
@@ -59,6 +60,37 @@ class Loops(Strips, Generic[F]):
             f"  constexpr int64_t room_bytes = {self.room_bytes};",
             "  " + self._allocated("char", "rooms", "room_bytes * d_threads()"),
         ]
+
+    # ---- conditions -----------------------------------------------------------------------------
+
+    def selector(self, condition: str, place: int) -> str:
+        """A condition that the innermost loop does not change, as an integer that the compiler does
+        not know: g++ 12 vectorizes no loop that selects by more than a few such booleans."""
+        known = self.places.get(condition, place)
+        if known == place or place < len(self.scopes) - 1:
+            return condition
+        return self.once(("selector", condition), f"d_unknown({condition})", torch.int32, known)
+
+    def _place(self, item: Read, guard: str = "") -> str:
+        """An element; where an outer loop decides that it is not read, its address is the tensor's:
+        loads that a mask leaves out take hundreds of cycles at an address without memory."""
+        innermost = len(self.scopes) - 1
+        terms = {t: self._depth_of(self.needs_of_index(Index(0, (t,)))) for t in item.index.terms}
+        inner = tuple(t for t in item.index.terms if terms[t] == innermost)
+        outer = tuple(t for t in item.index.terms if terms[t] < innermost)
+        known = self.places.get(guard, innermost)
+        moves = inner and all(isinstance(atom, Var) for atom, _ in inner)
+        if known == innermost or not moves or (item.ref, item.index) in self.staged:
+            return super()._place(item, guard)
+        depth = max([known, *(terms[t] for t in outer)])
+        tensor, values = self.arg(item.ref), self.scopes[depth].values
+        start = self.index(Index(item.index.const, outer), guard)
+        text = f"{guard} ? {tensor} + ({start}) : {tensor}"
+        if text not in values:
+            values[text] = self.fresh()
+            ctype = STORAGE_TYPE[item.ref.dtype]
+            self.line(f"const {ctype}* const {values[text]} = {text};", depth)
+        return f"{values[text]}[{self.index(Index(0, inner), guard)}]"
 
     # ---- indices --------------------------------------------------------------------------------
 
