@@ -46,6 +46,12 @@ def test_softmax_keeps_its_exponentials_for_the_last_sweep() -> None:
     assert "scratch" not in wide, "too long a row for scratch memory"
 
 
+def test_a_wider_type_and_back_is_a_copy() -> None:
+    x = torch.ones(2, 3, 8, 8, dtype=torch.bfloat16)
+    text = text_of(lambda x: F.interpolate(x, scale_factor=2), x)
+    assert "cast.bfloat16" not in text
+
+
 def test_only_what_is_read_elsewhere_is_stored() -> None:
     (program,) = record(lambda x: F.layer_norm(x, (16,)).relu(), torch.ones(4, 16)).programs
     temps = [b for b in program.serialized["buffers"] if b["role"] == "temp"]

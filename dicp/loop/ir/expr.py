@@ -17,7 +17,7 @@ from weakref import WeakValueDictionary
 
 import torch
 
-from dicp.dtypes import REDUCED_FLOATS, Number, converted, shortest
+from dicp.dtypes import REDUCED_FLOATS, Number, converted, holds_all, shortest
 from dicp.loop.ir.index import Index, Size, Var, index_text, indirect_exprs
 from dicp.loop.ir.ops import CHECKED_OPS, INDEX_CHECKS, SCALAR_OPS
 from dicp.origin import Origin
@@ -400,6 +400,16 @@ def map_indices(expr: Expr, change: Callable[[Index], Index]) -> Expr:
     return index_value(change(expr.index)) if isinstance(expr, IndexValue) else expr
 
 
+def _without_round_trip(expr: Expr) -> Expr:
+    """An element itself, for one that is converted to a type that holds it and back."""
+    if expr.op != "cast" or not isinstance(expr.args[0], Convert):
+        return expr
+    (wide,) = expr.args
+    (element,) = wide.args
+    whole = isinstance(element, (Load, Read)) and element.dtype == expr.dtype
+    return element if whole and holds_all(expr.dtype, wide.dtype) else expr
+
+
 class Rewriter:
     """Rebuilds an expression DAG: variables substituted, loads and reads replaced."""
 
@@ -423,7 +433,7 @@ class Rewriter:
     def _rebuild(self, expr: Expr) -> Expr:
         if expr.args:
             args = tuple(self(a) for a in expr.args)
-            return expr if args == expr.args else expr.with_args(args)
+            return expr if args == expr.args else _without_round_trip(expr.with_args(args))
         moved = map_indices(expr, self.index)
         replaced: Expr | None = None
         if isinstance(moved, Load) and self.on_load:
