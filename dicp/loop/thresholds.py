@@ -66,6 +66,9 @@ statements, and a division that is left is computed per element."""
 MAX_RANGES = 8
 """Most parts into which a loop is split where conditions on its variable change: each is a copy
 of the loop's text."""
+MIN_CROSSED = 16
+"""Fewest elements, in both directions, for which a reduction leaves results that lie across the
+memory that it loads to a kernel of their own, which transposes squares of this extent."""
 MAX_REFS = 48
 """Most tensors that one kernel reads and writes: each takes a register for its address."""
 MAX_MEMBERS = 96

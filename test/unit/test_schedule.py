@@ -46,6 +46,15 @@ def test_softmax_keeps_its_exponentials_for_the_last_sweep() -> None:
     assert "scratch" not in wide, "too long a row for scratch memory"
 
 
+@pytest.mark.parametrize("dim, place", [(0, "128*v0 + v1"), (1, "v0 + 128*v1")])
+def test_reductions_store_along_the_memory_that_they_load(dim: int, place: str) -> None:
+    """Another kernel transposes: stores across memory fall into one set of the cache where rows are
+    a power of two long."""
+    text = text_of(lambda x: x.t().softmax(dim), torch.ones(64, 128))
+    assert f"[{place}] = exp(sub(in0[{place}]" in text
+    assert text.count("kernel pointwise") == 1, "the quotients"
+
+
 def test_a_wider_type_and_back_is_a_copy() -> None:
     x = torch.ones(2, 3, 8, 8, dtype=torch.bfloat16)
     text = text_of(lambda x: F.interpolate(x, scale_factor=2), x)

@@ -18,9 +18,10 @@ from torch.fx.node import map_arg
 from dicp.domains import outside_domain
 from dicp.effects import is_view
 from dicp.loop.ir.expr import Ref
-from dicp.loop.ir.graph import Call, Graph
+from dicp.loop.ir.graph import Call, Compute, Graph
+from dicp.loop.ir.index import ZERO, Var, flatten
 from dicp.loop.lowering.builder import GraphBuilder
-from dicp.loop.lowering.layout import as_size, sizes_of, strides_of
+from dicp.loop.lowering.layout import as_size, dense_in_order, sizes_of, strides_of
 from dicp.loop.lowering.value import Value
 from dicp.operator_choice import ASKED_EAGER, check_eager, kept_eager
 from dicp.origin import origin_of
@@ -131,8 +132,14 @@ class Lowering(GraphBuilder):
             raise NoRule("eager may refuse these numbers")
         if entry is None:
             return evaluate_size(node, args, kwargs)
+        first = len(self.graph.nodes)
         result = entry.function(self, *args, **kwargs)
         self._check_results(node, result)
+        results = result if isinstance(result, (list, tuple)) else [result]
+        kept = {one.ref for one in results if isinstance(one, Value)}
+        for made in self.graph.nodes[first:]:
+            if isinstance(made, Compute) and made.out not in kept:
+                _lay_out_as_operand(made)
         return result
 
     def _check_results(self, node: fx.Node, result: Any) -> None:
@@ -217,6 +224,23 @@ class Lowering(GraphBuilder):
         if isinstance(nodes, dict):
             return {k: self._strided_as_eager(n, values[k]) for k, n in nodes.items()}
         return values
+
+
+def _lay_out_as_operand(made: Compute) -> None:
+    """Gives an intermediate of a rule, which may lie in memory in any order, that of an operand of
+    its shape: the kernel that computes it then stores along the memory that it loads."""
+    if made.kind != "pointwise" or made.realize or made.out.base is not None:
+        return
+    for item in made.loads():
+        flat = flatten(item.coords, item.ref.strides) if item.ref.strides else ZERO
+        own = [flat.coefficient(Var(k, s)) for k, s in enumerate(made.shape)]
+        whole = flat.is_affine and all(
+            c != 0 or s == 1 for c, s in zip(own, made.shape, strict=True)
+        )
+        strides = dense_in_order(made.shape, own) if whole else None
+        if strides is not None:
+            made.out.strides = strides
+            return
 
 
 def results_by_use(node: fx.Node) -> Any:

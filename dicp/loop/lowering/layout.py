@@ -82,6 +82,19 @@ def is_injective(shape: Sequence[Size], strides: Sequence[Size]) -> bool:
     return True
 
 
+def dense_in_order(shape: Sequence[Size], strides: Sequence[Size]) -> tuple[Size, ...] | None:
+    """The strides of a dense tensor whose axes lie in memory in the order of `strides`; None where
+    these are symbolic or overlap."""
+    known = all(isinstance(n, int) for n in (*shape, *strides))
+    if not known or not is_injective(shape, strides):
+        return None
+    result, step = [1] * len(shape), 1
+    for axis in sorted(range(len(shape)), key=lambda k: (strides[k], -k)):
+        result[axis] = step
+        step *= shape[axis]
+    return tuple(result)
+
+
 def same_layout(shape: Sequence[Size], a: Sequence[Size], b: Sequence[Size]) -> bool:
     """Whether both strides address the elements of `shape` alike; axes of size 1 do not count."""
     if any(s == 0 for s in shape):

@@ -12,11 +12,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from dicp.loop.ir.expr import Ref
-from dicp.loop.ir.graph import Compute, Graph, Node
+from dicp.loop.ir.graph import Compute, Graph, Node, refs_in
 from dicp.loop.ir.index import product
 from dicp.loop.schedule.groups import CrossRow, Group, outputs_of, predecessors, single
 from dicp.loop.schedule.joins import equally_partitioned, join, join_cross_row, only_sums
-from dicp.loop.schedule.legality import external_refs, legal
+from dicp.loop.schedule.legality import external_refs, legal, stores_across
 from dicp.loop.thresholds import MAX_MEMBERS, MAX_REFS
 
 
@@ -68,6 +68,7 @@ class _Fuser:
         self.partitions = partitions
         self.groups = groups
         self.producers = producers
+        self.returned = {ref.root for ref in refs_in(graph.outputs)}
         self.users: dict[Group, set[Group]] = {}
         for group in groups.values():
             for dep in group.depends:
@@ -132,6 +133,7 @@ class _Fuser:
             or len(merged.nodes) > MAX_MEMBERS
             or (self.partitions and not equally_partitioned(merged, self.partitions))
             or not legal(merged, a, b)
+            or self._stores_across(merged, a, b)
             or self._cyclic(a, b)
         ):
             return False
@@ -150,6 +152,14 @@ class _Fuser:
             self.users[dep] -= {a, b}
             self.users[dep].add(merged)
         return True
+
+    def _stores_across(self, merged: Group, a: Group, b: Group) -> bool:
+        """Whether results of a pointwise group would be stored across a reduction's loads."""
+        apart = [g for g in (a, b) if g.axes is None]
+        return len(apart) == 1 and any(
+            stores_across(merged, n) for n in apart[0].computes()
+            if n.realize or n.out.root in self.returned
+        )  # fmt: skip
 
     def _cyclic(self, a: Group, b: Group) -> bool:
         return self._path_outside(a, b) or self._path_outside(b, a)

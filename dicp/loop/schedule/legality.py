@@ -10,8 +10,9 @@ from collections.abc import Sequence
 
 from dicp.loop.ir.expr import Ref
 from dicp.loop.ir.graph import Compute
-from dicp.loop.ir.index import ZERO, Index, Var, flatten
+from dicp.loop.ir.index import ZERO, Index, Var, flatten, product
 from dicp.loop.schedule.groups import Group
+from dicp.loop.thresholds import MIN_CROSSED
 
 
 def legal(group: Group, a: Group, b: Group) -> bool:
@@ -164,6 +165,26 @@ def is_outer(group: Group) -> bool:
     if votes == 0:
         return (len(group.dims) - 1) not in group.axes
     return votes > 0
+
+
+def stores_across(group: Group, node: Compute) -> bool:
+    """Whether a reduction would store the elements of `node` across the memory that it loads."""
+    if group.axes is None or node in group.rows_only or node.kind == "reduce":
+        return False
+    return lies_across(group, flatten(place_of(group, node), node.out.strides), is_outer(group))
+
+
+def lies_across(group: Group, place: Index, outer: bool) -> bool:
+    """Whether memory is contiguous along other loops of a reduction than those which run along it:
+    these step over lines, into ever the same sets of a cache if the step is a power of two."""
+    assert group.axes is not None
+    steps = {place.coefficient(v): v for v in place.variables()}
+    last = [v for v in steps.values() if (v.position in group.axes) != outer]
+    contiguous = steps.get(1)
+    if contiguous is None or contiguous in last:
+        return False
+    sizes = (contiguous.size, product(v.size for v in last))
+    return all(not isinstance(size, int) or size >= MIN_CROSSED for size in sizes)
 
 
 def external_refs(group: Group) -> set[Ref]:
