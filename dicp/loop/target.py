@@ -77,6 +77,8 @@ class LoopTarget(RuleTarget):
     cross_row: CrossRow | None = None
     """Which cross-row reductions are fused into inner reductions; None: `render_kernel` need not
     know stores with `op` outside of scatters."""
+    transposes = False
+    """Whether operands that lie across the loops of a reduction are copied first, transposed."""
     bakes_lines = False
     """Whether compiled kernels contain the user's lines, for the messages of runtime checks."""
 
@@ -121,7 +123,7 @@ class LoopTarget(RuleTarget):
         self, gm: fx.GraphModule, graph: Graph, device: str, config: Config
     ) -> Sequence[Step]:
         """The Calls and the kernels for `render_kernel` in the order they run."""
-        return schedule(graph, config.fuse, self.cross_row, self.with_form).steps
+        return schedule(graph, config.fuse, self.cross_row, self.with_form, self.transposes).steps
 
     def with_form(self, kernel: Kernel) -> Kernel:
         """The kernel with the form that its loops take on this target, for `render_kernel`."""

@@ -55,6 +55,16 @@ def test_reductions_store_along_the_memory_that_they_load(dim: int, place: str) 
     assert text.count("kernel pointwise") == 1, "the quotients"
 
 
+def test_reductions_load_operands_that_lie_across_them_from_a_copy() -> None:
+    def scaled(g: Tensor, x: Tensor) -> Tensor:
+        return g * (g * x).sum(1, keepdim=True)
+
+    text = text_of(scaled, torch.ones(64, 96), torch.ones(96, 64).t())
+    copy, kernel = text.split("kernel ")[1:]
+    assert "[96*v0 + v1] = in1[v0 + 64*v1]" in copy and "in1[" not in kernel
+    assert text_of(scaled, torch.ones(8, 8), torch.ones(8, 8).t()).count("kernel ") == 1
+
+
 def test_a_wider_type_and_back_is_a_copy() -> None:
     x = torch.ones(2, 3, 8, 8, dtype=torch.bfloat16)
     text = text_of(lambda x: F.interpolate(x, scale_factor=2), x)

@@ -32,6 +32,7 @@ from dicp.loop.schedule.groups import CrossRow, Group
 from dicp.loop.schedule.legality import is_outer, mapping_of, pass_numbers, place_of
 from dicp.loop.schedule.nest import Nest
 from dicp.loop.schedule.partition import partitioned
+from dicp.loop.schedule.transposes import transposed_operands
 from dicp.loop.thresholds import HEAVY, MAX_REPEATED_READS, MAX_SCRATCH_ROW
 
 Step = Kernel | Call
@@ -50,15 +51,19 @@ def schedule(
     fuse_kernels: bool = True,
     cross_row: CrossRow | None = None,
     with_form: FormChooser | None = None,
+    transposes: bool = False,
 ) -> Schedule:
     """The kernels and calls of a graph in the order they run.
 
     `cross_row` says which cross-row reductions may fuse into inner reductions, if any; `with_form`
-    sets each kernel's form.
+    sets each kernel's form. With `transposes`, operands across the loops of a reduction are copied
+    first.
     """
     scatter_in_place(graph)
     inline(graph)
     groups = fuse(graph, fuse_kernels, cross_row)
+    if transposes:
+        groups = [each for group in groups for each in (*transposed_operands(group), group)]
     read_from_memory = _stored_refs(graph, groups)
     steps: list[Step] = []
     for group in groups:

@@ -116,6 +116,7 @@ class CpuTarget(LoopTarget):
     rules = LIBRARY_RULES
     lowering = CpuLowering
     cross_row = CrossRow()
+    transposes = True
 
     def __init__(self) -> None:
         super().__init__()

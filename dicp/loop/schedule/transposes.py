@@ -1,0 +1,71 @@
+"""Copies of the operands that lie across the loops of a reduction, transposed.
+
+In: a group. Out: the copies that run before it, from which it then loads. A pointwise kernel
+transposes tiles; a reduction reads a row of such an operand from as many cache lines as it has
+elements, and these fall into one set of the cache where the step is a power of two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from dicp.loop.ir import expr as ir
+from dicp.loop.ir.expr import Load, Ref, Rewriter
+from dicp.loop.ir.graph import Compute
+from dicp.loop.ir.index import Index, Size, domain, flatten, normal
+from dicp.loop.schedule.groups import Group, single
+from dicp.loop.schedule.legality import is_outer, lies_across, mapping_of
+
+
+def transposed_operands(group: Group) -> list[Group]:
+    """The copies, as groups; none for a group without a reduction."""
+    if group.axes is None or any(n.kind == "scan" for n in group.computes()):
+        return []
+    outer = is_outer(group)
+    members = {n.out for n in group.computes()}
+    orders: dict[Ref, list[int] | None] = {}
+    """Operand -> the order of axes of its copy; None for what some load does not read across."""
+    readers: dict[Ref, Compute] = {}
+    for node in group.computes():
+        mapping = mapping_of(group, node)
+        for item in (e for e in node.loads() if e.ref not in members and e.ref.strides):
+            place = [c.substitute(mapping) for c in item.coords]
+            across = lies_across(group, flatten(place, item.ref.strides), outer)
+            per_row = node in group.rows_only
+            order = _order(place, group, outer) if across and not per_row else None
+            orders[item.ref] = order if orders.get(item.ref, order) == order else None
+            readers.setdefault(item.ref, node)
+    copies = {r: _copy(r, order, readers[r]) for r, order in orders.items() if order is not None}
+
+    def moved(item: Load) -> Load | None:
+        return ir.load(copies[item.ref].out, item.coords) if item.ref in copies else None
+
+    for node in group.computes() if copies else ():
+        node.body = Rewriter(on_load=moved)(node.body)
+    return [single(copy, group.order) for copy in copies.values()]
+
+
+def _order(place: Sequence[Index], group: Group, outer: bool) -> list[int] | None:
+    """An operand's axes, last those of the loops that run along memory; None where loops of both
+    kinds share an axis."""
+    assert group.axes is not None
+    inner = []
+    for index in place:
+        kinds = {(v.position in group.axes) != outer for v in index.variables()}
+        if not index.is_affine or len(kinds) > 1:
+            return None
+        inner.append(True in kinds)
+    return sorted(range(len(place)), key=inner.__getitem__)
+
+
+def _copy(ref: Ref, order: Sequence[int], reader: Compute) -> Compute:
+    strides: list[Size] = [1] * len(order)
+    step: Size = 1
+    for axis in reversed(order):
+        strides[axis] = step
+        step = normal(step * ref.shape[axis])
+    name = f"{ref.name}_for_{reader.out.name}"
+    out = Ref(name, ref.shape, ref.dtype, tuple(strides), "temp")
+    body = ir.load(ref, domain(ref.shape))
+    out.producer = copy = Compute(out, ref.shape, body, origins=reader.origins, realize=True)
+    return copy
