@@ -189,11 +189,10 @@ class Passes(Loops[F]):
             *(f"{pad}double totals_{s.name}[{count}]; {each} totals_{s.name}[lane] = 0;"
               for s in sums),
             *in_blocks(over, strip, indent, limits),
-            f"{pad}#pragma omp simd "
-            + " ".join(f"reduction(+: total_{s.name})" for s in sums),
-            f"{pad}{each} {{",
-            *(f"{pad}  total_{s.name} += totals_{s.name}[lane];" for s in sums),
-            f"{pad}}}",
+            *self._each_lane(
+                [f"total_{s.name} += totals_{s.name}[lane];" for s in sums], count, indent,
+                " " + " ".join(f"reduction(+: total_{s.name})" for s in sums),
+            ),
             *self._fold_lane_accumulators(others, count, indent),
         ]  # fmt: skip
 
@@ -224,20 +223,27 @@ class Passes(Loops[F]):
         middle = self.push(outer, indent + len(outer))
         pad, inner = margin(middle.indent), margin(middle.indent + 1)
         low, high = (None if outer else limits) or ("0", self.size(last.size))
-        whole = f"whole_{over.blocks[0].name}"
+        whole = f"whole_{next(s.name for s in over.phase.stmts if isinstance(s, Reduce))}"
         step = over.block
         even = isinstance(last.size, int) and not limits and last.size // count * count % step == 0
         end = f"block + {step}" if even else block_end("block", step, whole)
+        blocks = (
+            [
+                f"{pad}for (int64_t block = {low}; block < {whole}; block += {step}) {{",
+                f"{inner}const int64_t block_end = {end};",
+                *self._clear_lane_accumulators(over.blocks, count, middle.indent + 1),
+                f"{inner}#pragma GCC unroll 1",
+                *self._lines_of(strip, last, middle.indent + 1, ("block", "block_end")),
+                *self._add_lanes(over, strip, middle.indent + 1),
+                f"{pad}}}",
+            ]
+            if over.blocks
+            else self._lines_of(strip, last, middle.indent, (low, whole))
+        )
         lines = [
             *self._scalar_rows(middle.indent),
             f"{pad}const int64_t {whole} = {low} + ({high} - {low}) / {count} * {count};",
-            f"{pad}for (int64_t block = {low}; block < {whole}; block += {step}) {{",
-            f"{inner}const int64_t block_end = {end};",
-            *self._clear_lane_accumulators(over.blocks, count, middle.indent + 1),
-            f"{inner}#pragma GCC unroll 1",
-            *self._lines_of(strip, last, middle.indent + 1, ("block", "block_end")),
-            *self._add_lanes(over, strip, middle.indent + 1),
-            f"{pad}}}",
+            *blocks,
         ]  # fmt: skip
         if not isinstance(last.size, int) or last.size % count or limits:
             lines += self._remainder(over, middle.indent, (whole, high))
@@ -246,13 +252,16 @@ class Passes(Loops[F]):
 
     def _add_lanes(self, over: Pass, strip: Strip, indent: int) -> list[str]:
         """Adds the lanes of a block's sums to those of their totals."""
-        pad, each = margin(indent), each_lane(strip.lanes)
-        return [
-            f"{pad}#pragma omp simd",
-            f"{pad}{each} {{",
-            *(f"{pad}  totals_{s.name}[lane] += lanes_{s.name}[lane];" for s in over.blocks),
-            f"{pad}}}",
-        ]
+        sums = [f"totals_{s.name}[lane] += lanes_{s.name}[lane];" for s in over.blocks]
+        return self._each_lane(sums, strip.lanes, indent)
+
+    def _each_lane(self, body: list[str], lanes: int, indent: int, clauses: str = "") -> list[str]:
+        """A vectorized loop over lanes; nothing for an empty one."""
+        pad = margin(indent)
+        return body and [
+            f"{pad}#pragma omp simd{clauses}", f"{pad}{each_lane(lanes)} {{",
+            *(f"{pad}  {line}" for line in body), f"{pad}}}",
+        ]  # fmt: skip
 
     def _remainder(self, over: Pass, indent: int, limits: tuple[str, str]) -> list[str]:
         last, pad = over.loops[-1], margin(indent + 1)

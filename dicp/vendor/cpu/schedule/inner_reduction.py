@@ -33,6 +33,7 @@ from dicp.vendor.cpu.thresholds import (
     MIN_SCAN,
     PARALLEL_COST,
     PLACE_BLOCK,
+    PREFETCH_AHEAD,
     PREFETCH_BYTES,
     SCAN_BLOCK,
     SHORT_PREFETCHED_ROW,
@@ -43,6 +44,9 @@ from dicp.vendor.cpu.thresholds import (
     UNROLL_AND_JAM,
     WEIGHT_BLOCK,
 )
+
+IN_LANES = frozenset({"sum", "prod", "max", "min"})
+"""Reductions that have lane accumulators of their own in rows of nothing else."""
 
 
 class Inner(Chooser):
@@ -107,8 +111,10 @@ class Inner(Chooser):
         found = Pass(phase, loops, serial, blocks, block, extrema=extrema, added=added)
         if not loops:
             return found
-        if blocks and not extrema and is_vectorized(phase.stmts, loops[-1]):
-            return self._in_lines(found, prefetch)
+        whole = not limited or self._splittable()  # blocks of online softmax are short
+        in_lines = blocks or (whole and not serial and self._only_reduces(phase))
+        if in_lines and not extrema and is_vectorized(phase.stmts, loops[-1]):
+            return self._in_lines(found, prefetch, limited and len(loops) == 1)
         strips: list[Strip] = []
         if not blocks and not extrema and not (limited and len(loops) == 1):
             if serial:
@@ -126,9 +132,16 @@ class Inner(Chooser):
             return SUM_BLOCK if self.is_long(short) else 0
         return SUM_ADDITIONS if self.is_long(SUM_ADDITIONS) else 0
 
-    def _in_lines(self, over: Pass, prefetch: Sequence[Read]) -> Pass:
+    def _only_reduces(self, phase: Phase) -> bool:
+        """Whether a pass has nothing but reductions that more lanes than those of one vector, which
+        g++ takes, compute faster: each operation waits for the one before in its lane."""
+        short = any(item.ref.dtype.itemsize < 4 for item in self.kernel.reads())
+        reduces = all(isinstance(s, Reduce) and s.op in IN_LANES for s in phase.stmts)
+        return reduces and not short and self.is_long(SHORT_ROW)
+
+    def _in_lines(self, over: Pass, prefetch: Sequence[Read], part: bool) -> Pass:
         """The last loop a line at a time, if it is not short or goes in groups, which prefetch the
-        loads of the next one."""
+        loads of the next one. A `part` of a long row prefetches its own loads."""
         loops, stmts = over.loops, over.phase.stmts
         size, prefetched = loops[-1].size, (self.kernel.parallel[-1:], 1)
         block, grouped = _even_block(size), False
@@ -138,6 +151,9 @@ class Inner(Chooser):
             prefetch = [item for item in reads if whole and self._is_stream(item)]
             block, grouped = SUM_BLOCK // size, True
             prefetched = loops[:1], block
+        elif part and not over.blocks:
+            prefetch = [r for r in distinct(ir.reads(s.value for s in stmts)) if self._is_stream(r)]
+            prefetched = loops[:1], PREFETCH_AHEAD
         elif isinstance(size, int) and size <= SHORT_ROW:
             return over
         (loop,), steps = prefetched if prefetch else (loops[:1], 0)
