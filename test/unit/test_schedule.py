@@ -136,6 +136,15 @@ def test_padding_of_channels_last_images_is_one_kernel() -> None:
         assert last_loops(text) == ["24"]
 
 
+@pytest.mark.parametrize("mode", ["reflect", "replicate"])
+def test_gradients_of_padding_are_one_kernel(mode: str) -> None:
+    x = torch.ones(2, 24, 8, 8).to(memory_format=CHANNELS_LAST).requires_grad_()
+    target = record(lambda x: F.pad(x, (2, 1, 1, 2), mode), x)
+    text = "\n".join(kernel.text for kernel in target.programs[-1].kernels())
+    assert text.count("kernel pointwise") == text.count("kernel ") == 1
+    assert last_loops(text) == ["24"]
+
+
 def test_gradients_of_maxima_are_scattered_in_the_format_of_the_image() -> None:
     x = torch.ones(2, 24, 8, 8).to(memory_format=CHANNELS_LAST).requires_grad_()
     target = record(lambda x: F.max_pool2d(x, 2), x)

@@ -1,12 +1,15 @@
 """Reflection and replication padding, and interpolation.
 
 Padding reads each element where it is mirrored or repeated: loops are split where that changes, so
-rows are copied. Its gradient is a generated scatter-add. Linear and nearest-neighbour interpolation
+rows are copied. Its gradient adds up the places of each element where they are few, else it is a
+generated scatter-add. Linear and nearest-neighbour interpolation
 are decomposed, and their gradients are library calls.
 """
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -19,7 +22,10 @@ from dicp.loop.lowering.core import Lowering, Value
 from dicp.loop.lowering.indexing import proven
 from dicp.loop.lowering.layout import as_size, sizes_of
 from dicp.loop.lowering.library import plain
+from dicp.loop.lowering.pointwise import compare
 from dicp.loop.lowering.scatter import scattered
+from dicp.loop.lowering.windows import accumulator_of, both, guarded
+from dicp.loop.thresholds import MAX_UNROLLED
 from dicp.rules import RuleTable
 
 aten = torch.ops.aten
@@ -66,9 +72,54 @@ def _pad(fold: Fold) -> Callable[..., Value]:
     return lowered
 
 
-def _pad_backward(fold: Fold) -> Callable[..., Value]:
+Place = tuple[Index, list[Expr]]
+"""A coordinate in the padded tensor, and the conditions under which it holds an element."""
+
+
+def _reflections(i: Index, last: Size, low: int, high: int) -> list[Place]:
+    here = ir.index_value(i)
+    left = [compare("gt", here, 0), compare("le", here, low)]
+    right = [
+        compare("lt", here, ir.index_value(Index(last))),
+        compare("ge", here, ir.index_value(Index(normal(last - high)))),
+    ]
+    end = normal(2 * last + low)
+    return [(i + low, []), *[(i * -1 + low, left)][:low], *[(i * -1 + end, right)][:high]]
+
+
+def _replications(i: Index, last: Size, low: int, high: int) -> list[Place]:
+    first = [compare("le", ir.index_value(i), 0)]
+    final = [compare("ge", ir.index_value(i), ir.index_value(Index(last)))]
+    return [
+        (i + low, []), *((Index(k), first) for k in range(low)),
+        *((i + (low + k + 1), final) for k in range(high)),
+    ]  # fmt: skip
+
+
+def _pad_backward(fold: Fold, places: Callable[..., list[Place]]) -> Callable[..., Value]:
     def lowered(lw: Lowering, g: Value, x: Value, padding: Sequence[Any]) -> Value:
-        dtype = torch.float32 if g.dtype in ir.LOW_PRECISION else g.dtype
+        dtype = accumulator_of(g.dtype)
+        sizes = x.shape[x.ndim - len(padding) // 2 :]
+        margins = list(zip(padding[::2], padding[1::2], strict=True))[::-1]
+
+        def body(idx: tuple[Index, ...]) -> Expr:
+            axes = [
+                places(i, normal(size - 1), *pads)
+                for i, size, pads in zip(idx[-len(sizes) :], sizes, margins, strict=True)
+            ]
+            total: Expr | None = None
+            for point in itertools.product(*axes):
+                at = [*idx[: -len(sizes)], *(place for place, _ in point)]
+                test = both([t for _, tests in point for t in tests])
+                term = guarded(test, cast(g.at(at), dtype), 0)
+                total = term if total is None else total + term
+            assert total is not None
+            return total
+
+        if all(isinstance(p, int) and p >= 0 for p in padding):
+            count = math.prod(len(places(Index(0), 1, *pads)) for pads in margins)
+            if count <= MAX_UNROLLED:
+                return lw.cast(lw.pointwise(x.shape, dtype, body), x.dtype)
         zeros = lw.pointwise(x.shape, dtype, lambda idx: const(0, dtype))
         total = scattered(
             lw, zeros, g.shape,
@@ -81,12 +132,12 @@ def _pad_backward(fold: Fold) -> Callable[..., Value]:
     return lowered
 
 
-for _fold, _forward, _backward in (
-    (_reflected,
+for _fold, _places, _forward, _backward in (
+    (_reflected, _reflections,
      (aten.reflection_pad1d, aten.reflection_pad2d, aten.reflection_pad3d),
      (aten.reflection_pad1d_backward, aten.reflection_pad2d_backward,
       aten.reflection_pad3d_backward)),
-    (_replicated,
+    (_replicated, _replications,
      (aten.replication_pad1d, aten.replication_pad2d, aten.replication_pad3d),
      (aten.replication_pad1d_backward, aten.replication_pad2d_backward,
       aten.replication_pad3d_backward)),
@@ -94,7 +145,7 @@ for _fold, _forward, _backward in (
     for _op in _forward:
         UPSAMPLE.add(_op.default, _pad(_fold))
     for _op in _backward:
-        UPSAMPLE.add(_op.default, _pad_backward(_fold))
+        UPSAMPLE.add(_op.default, _pad_backward(_fold, _places))
 
 for _op in (
     aten.upsample_linear1d_backward, aten.upsample_bilinear2d_backward,
