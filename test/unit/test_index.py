@@ -270,3 +270,24 @@ def test_text() -> None:
     assert str(flatten([i, j], (A, 1), 2)) == "a*v0 + v1 + 2"
     assert str(mod(i * 3, 4)) == "(3*v0%4)"
     assert str(ZERO) == "0"
+
+
+class _Printed(sympy.Function):
+    """A size that counts how often its text is made."""
+
+    is_integer = is_positive = True
+    times = 0
+
+    def _sympystr(self, printer: Any) -> str:
+        _Printed.times += 1
+        return f"printed_{printer.doprint(self.args[0])}"
+
+
+def test_a_symbolic_divisor_is_printed_once() -> None:
+    """Sizes of padded windows are printed in milliseconds, and indices are sorted by their text."""
+    x, size = Index(0, ((Var(0, A), 1),)), _Printed(A)
+    parts = [(floordiv(x, size), 3), (mod(x, size), 5)]
+    _Printed.times = 0
+    for _ in range(20):
+        combine(parts)
+    assert _Printed.times <= 1

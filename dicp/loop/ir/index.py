@@ -239,7 +239,13 @@ def _atom_text(atom: Atom, name: Callable[[Any], str]) -> str:
     if isinstance(atom, Indirect):
         return f"[{name(atom.expr)}]"
     sign = "//" if isinstance(atom, FloorDiv) else "%"
-    return f"({index_text(atom.value, name)}{sign}{atom.divisor})"
+    return f"({index_text(atom.value, name)}{sign}{_size_text(atom.divisor)})"
+
+
+@lru_cache(maxsize=1 << 14)
+def _size_text(size: Size) -> str:
+    """The text of a divisor; SymPy takes milliseconds for one nested in rounded-up sizes."""
+    return str(size)
 
 
 def _key_of(expr: Any) -> str:
