@@ -415,12 +415,17 @@ def domain(shape: Sequence[Size]) -> tuple[Index, ...]:
 
 def contiguous_strides(shape: Sequence[Size]) -> tuple[Size, ...]:
     """The strides of a row-major tensor, in elements."""
-    strides: list[Size] = []
+    return dense_strides(shape, range(len(shape)))
+
+
+def dense_strides(shape: Sequence[Size], order: Sequence[int]) -> tuple[Size, ...]:
+    """The strides of a dense tensor, in elements; `order`: its axes, the contiguous one last."""
+    strides: list[Size] = [1] * len(shape)
     step: Size = 1
-    for size in reversed(shape):
-        strides.append(step)
-        step = normal(step * size)
-    return tuple(reversed(strides))
+    for axis in reversed(order):
+        strides[axis] = step
+        step = normal(step * shape[axis])
+    return tuple(strides)
 
 
 def flatten(coords: Sequence[Index], strides: Sequence[Size], offset: Size = 0) -> Index:

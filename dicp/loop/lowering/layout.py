@@ -8,7 +8,7 @@ from typing import Any
 import sympy
 import torch
 
-from dicp.loop.ir.index import Size, normal
+from dicp.loop.ir.index import Size, dense_strides, normal
 from dicp.torch_private import size_expression
 
 
@@ -88,11 +88,7 @@ def dense_in_order(shape: Sequence[Size], strides: Sequence[Size]) -> tuple[Size
     known = all(isinstance(n, int) for n in (*shape, *strides))
     if not known or not is_injective(shape, strides):
         return None
-    result, step = [1] * len(shape), 1
-    for axis in sorted(range(len(shape)), key=lambda k: (strides[k], -k)):
-        result[axis] = step
-        step *= shape[axis]
-    return tuple(result)
+    return dense_strides(shape, sorted(range(len(shape)), key=lambda k: (-strides[k], k)))
 
 
 def same_layout(shape: Sequence[Size], a: Sequence[Size], b: Sequence[Size]) -> bool:

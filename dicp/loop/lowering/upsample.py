@@ -2,8 +2,8 @@
 
 Padding reads each element where it is mirrored or repeated: loops are split where that changes, so
 rows are copied. Its gradient adds up the places of each element where they are few, else it is a
-generated scatter-add. Linear and nearest-neighbour interpolation
-are decomposed, and their gradients are library calls.
+generated scatter-add. Linear and nearest-neighbour interpolation are decomposed, and their
+gradients are library calls.
 """
 
 from __future__ import annotations
@@ -84,7 +84,10 @@ def _reflections(i: Index, last: Size, low: int, high: int) -> list[Place]:
         compare("ge", here, ir.index_value(Index(normal(last - high)))),
     ]
     end = normal(2 * last + low)
-    return [(i + low, []), *[(i * -1 + low, left)][:low], *[(i * -1 + end, right)][:high]]
+    return [
+        (i + low, []), *[(i * -1 + low, left)] * (low > 0),
+        *[(i * -1 + end, right)] * (high > 0),
+    ]  # fmt: skip
 
 
 def _replications(i: Index, last: Size, low: int, high: int) -> list[Place]:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dicp.loop.ir import expr as ir
 from dicp.loop.ir.expr import Load, Ref, Rewriter
 from dicp.loop.ir.graph import Compute
-from dicp.loop.ir.index import Index, Size, domain, flatten, normal
+from dicp.loop.ir.index import Index, dense_strides, domain, flatten
 from dicp.loop.schedule.groups import Group, single
 from dicp.loop.schedule.legality import is_outer, lies_across, mapping_of
 
@@ -59,13 +59,8 @@ def _order(place: Sequence[Index], group: Group, outer: bool) -> list[int] | Non
 
 
 def _copy(ref: Ref, order: Sequence[int], reader: Compute) -> Compute:
-    strides: list[Size] = [1] * len(order)
-    step: Size = 1
-    for axis in reversed(order):
-        strides[axis] = step
-        step = normal(step * ref.shape[axis])
     name = f"{ref.name}_for_{reader.out.name}"
-    out = Ref(name, ref.shape, ref.dtype, tuple(strides), "temp")
+    out = Ref(name, ref.shape, ref.dtype, dense_strides(ref.shape, order), "temp")
     body = ir.load(ref, domain(ref.shape))
     out.producer = copy = Compute(out, ref.shape, body, origins=reader.origins, realize=True)
     return copy

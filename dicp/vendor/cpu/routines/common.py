@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import torch
 
 from dicp.loop.ir.expr import Ref
-from dicp.loop.ir.index import Size
+from dicp.loop.ir.index import Size, dense_strides
 from dicp.loop.lowering import Lowering, RuleTable, Value
 from dicp.loop.lowering.library import rows_of
 from dicp.vendor.cpu.thresholds import MIN_PRODUCT_ROWS
@@ -216,3 +216,17 @@ def call_biased(
     if bias is None:
         return call(lw, name, operands, (out,), sizes)[0]
     return call(lw, f"{name}_biased", [*operands, rows_of(lw, bias)], (out,), sizes)[0]
+
+
+def channels_last(lw: Lowering, x: Value) -> Ref:
+    """Images in memory, channels last."""
+    image = lw.realize(x)
+    return image if is_channels_last(image) else lw.realize(x, dense_strides(x.shape, (0, 2, 3, 1)))
+
+
+def is_channels_last(image: Ref) -> bool:
+    """Whether images are channels last; those of a single pixel are, whatever its strides are."""
+    n, c, h, k = image.shape
+    if h == 1 and k == 1:
+        return image.strides[1] == 1 and (n == 1 or image.strides[0] == c)
+    return image.strides[1:] == (1, k * c, c) and (n == 1 or image.strides[0] == h * k * c)

@@ -20,9 +20,9 @@ from dicp.vendor.cpu.routines.common import (
     call,
     call_biased,
     in_float32,
+    is_channels_last,
     is_taken,
 )
-from dicp.vendor.cpu.routines.depthwise import is_channels_last
 from dicp.vendor.cpu.routines.product import multiplied
 from dicp.vendor.cpu.thresholds import (
     EAGER_IM2COL_PIXELS,

@@ -20,6 +20,8 @@ from dicp.vendor.cpu.routines.common import (
     Shaped,
     call,
     call_biased,
+    channels_last,
+    is_channels_last,
     is_taken,
 )
 from dicp.vendor.cpu.thresholds import MAX_DEPTHWISE, MIN_CHANNELS
@@ -48,7 +50,7 @@ def convolved(
     lw: Lowering, x: Value, w: Value, bias: Value | None, out: Ref, axes: Sequence[Axis]
 ) -> Value:
     """The convolution of channels-last images, each channel with its filter."""
-    image = _channels_last(lw, x)
+    image = channels_last(lw, x)
     name, refs = f"dicp_depthwise_{columns_of(axes)}", [image, _filters(lw, w)]
     return call_biased(lw, name, refs, bias, out, _sizes(image, axes))
 
@@ -65,7 +67,7 @@ def images_gradient(
         return None
     if _is_large(w.dtype, images.shape, axes) and all(axis[3] == 1 for axis in axes):
         return None
-    refs = (_channels_last(lw, grad), _filters(lw, w))
+    refs = (channels_last(lw, grad), _filters(lw, w))
     return call(lw, f"dicp_depthwise_images_{taps}", refs, (images,), _sizes(images, axes))[0]
 
 
@@ -110,18 +112,3 @@ def _sizes(images: Ref, axes: Sequence[Axis]) -> list[Any]:
 
 def _filters(lw: Lowering, w: Value) -> Ref:
     return lw.realize_to_read(w, contiguous_strides(w.shape))
-
-
-def _channels_last(lw: Lowering, x: Value) -> Ref:
-    """Images in memory, channels last."""
-    image = lw.realize(x)
-    n, c, h, k = image.shape
-    return image if is_channels_last(image) else lw.realize(x, (h * k * c, 1, k * c, c))
-
-
-def is_channels_last(image: Ref) -> bool:
-    """Whether images are channels last; those of a single pixel are, whatever its strides are."""
-    n, c, h, k = image.shape
-    if h == 1 and k == 1:
-        return image.strides[1] == 1 and (n == 1 or image.strides[0] == c)
-    return image.strides[1:] == (1, k * c, c) and (n == 1 or image.strides[0] == h * k * c)

@@ -5,12 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from dicp.loop.ir.expr import Ref
-from dicp.loop.ir.index import Size, contiguous_strides, normal
+from dicp.loop.ir.index import Size, contiguous_strides
 from dicp.loop.lowering import Lowering, Value
 from dicp.vendor.cpu.routines import choice
 from dicp.vendor.cpu.routines.choice import Options
-from dicp.vendor.cpu.routines.common import Axis, call, call_biased
-from dicp.vendor.cpu.routines.depthwise import is_channels_last
+from dicp.vendor.cpu.routines.common import (
+    Axis,
+    call,
+    call_biased,
+    channels_last,
+    is_channels_last,
+)
 from dicp.vendor.cpu.toolchain import has_tiles
 
 
@@ -18,7 +23,7 @@ def convolved(
     lw: Lowering, x: Value, w: Value, bias: Value | None, out: Ref, axes: Sequence[Axis]
 ) -> Value:
     """Channels-last images and result; the filters are packed as they lie."""
-    refs = [_channels_last(lw, x), lw.realize_to_read(w, contiguous_strides(w.shape))]
+    refs = [channels_last(lw, x), lw.realize_to_read(w, contiguous_strides(w.shape))]
     return call_biased(lw, "dicp_nhwc", refs, bias, out, _sizes(refs[0], w.shape[0], axes))
 
 
@@ -34,7 +39,7 @@ def gradients(
             found[0] = images_gradient(lw, grad, w, None, images, axes)
     if filters is not None and is_channels_last(filters):
         if choice.is_filters_gradient_by_nhwc(how, x, w, grad.shape):
-            refs = [_channels_last(lw, x), _channels_last(lw, grad)]
+            refs = [channels_last(lw, x), channels_last(lw, grad)]
             sizes = _sizes(refs[0], w.shape[0], axes)
             found[1] = call(lw, "dicp_nhwc_filters", refs, (filters,), sizes)[0]
     return found[0], found[1]
@@ -47,7 +52,7 @@ def images_gradient(
     name = "dicp_nhwc_strided"
     if all(axis[3] == 1 for axis in axes):  # a convolution at stride 1
         name, axes = "dicp_nhwc", choice.transposed(axes)
-    refs = [_channels_last(lw, grad), _channels_last(lw, w)]
+    refs = [channels_last(lw, grad), channels_last(lw, w)]
     sizes = _sizes(refs[0], w.shape[1], axes, refs[1])
     return call_biased(lw, name, refs, bias, images, sizes)
 
@@ -63,14 +68,3 @@ def _sizes(
     steps = (0, 0, 0) if weights is None else (weights.strides[0], *weights.strides[2:])
     layout = (image, row, pixel, int(skips), int(weights is not None), *steps)
     return [*images.shape[:2], filters, *axes[0], *axes[1], *layout]
-
-
-def _channels_last(lw: Lowering, x: Value) -> Ref:
-    """Images in memory, channels last."""
-    image = lw.realize(x)
-    return image if is_channels_last(image) else lw.realize(x, _channels_last_strides(x.shape))
-
-
-def _channels_last_strides(shape: Sequence[Size]) -> tuple[Size, ...]:
-    n, c, high, wide = shape
-    return (normal(c * high * wide), normal(1), normal(c * wide), normal(c))

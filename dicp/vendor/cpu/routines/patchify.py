@@ -10,8 +10,7 @@ from collections.abc import Sequence
 from dicp.loop.ir.expr import Ref
 from dicp.loop.ir.index import Size, product
 from dicp.loop.lowering import Lowering, Value
-from dicp.vendor.cpu.routines.common import Axis
-from dicp.vendor.cpu.routines.depthwise import is_channels_last
+from dicp.vendor.cpu.routines.common import Axis, is_channels_last
 from dicp.vendor.cpu.routines.product import multiplied
 
 
