@@ -84,7 +84,7 @@ class Emitter(Values[int]):
             source = self._place(stmt.value)
             text = f"{self._target(stmt)} = {source};"
         else:
-            text = self._store(stmt, self.value(stmt.value))
+            text = self._store(stmt, self.value(_unrounded(stmt)))
         return partial(self.line, text)
 
     def _target(self, stmt: Store) -> str:
@@ -222,6 +222,13 @@ class Emitter(Values[int]):
             for symbol in sorted(size.free_symbols, key=str)
         }
         return f"({size_text(size.xreplace(renamed))})"
+
+
+def _unrounded(stmt: Store) -> Expr:
+    """The value of a store, without a cast to the 16-bit float to which the store rounds anyway."""
+    value, dtype = stmt.value, stmt.ref.dtype
+    cast = value.op == "cast" and value.dtype == dtype and dtype in ir.LOW_PRECISION
+    return value.args[0] if cast and not stmt.op else value
 
 
 def nan_bits(stmt: Reduce | Scan) -> str:

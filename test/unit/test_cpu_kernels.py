@@ -27,6 +27,12 @@ def compiled(fn: Callable[..., Any]) -> Callable[..., Any]:
     return torch.compile(fn, backend="cpugraph", fullgraph=True)
 
 
+def text_of(fn: Callable[..., Any], *args: Tensor) -> str:
+    """The generated source."""
+    target = record(fn, *args)
+    return target.render(target.programs[0], Config()).files["kernels.cpp"]
+
+
 def worst(found: Tensor, exact: Tensor) -> float:
     return (found.double() - exact).abs().max().item()
 
@@ -312,6 +318,14 @@ def test_a_programs_own_conversion_rounds() -> None:
     assert torch.equal(compiled(fn)(x), fn(x))
 
 
+@pytest.mark.parametrize("source", [torch.float32, torch.float64, torch.int64, torch.bool, BF16])
+def test_a_cast_that_is_stored_rounds_once(source: torch.dtype) -> None:
+    x = torch.randn(1000).mul(9).to(source)
+    fn = lambda x: x.half()  # noqa: E731
+    assert "d_round_f16" not in text_of(fn, x)
+    assert torch.equal(compiled(fn)(x), fn(x))
+
+
 @pytest.mark.parametrize("dtype", [BF16, torch.float16])
 def test_an_extremum_equals_what_it_was_found_in(dtype: torch.dtype) -> None:
     """One side of the comparison is computed again, the other comes from memory."""
@@ -398,8 +412,7 @@ def test_copies_keep_every_bit(name: str) -> None:
 def test_conditions_of_outer_loops_leave_inner_loops_in_vectors() -> None:
     """g++ 12 took seven times as long for windows that booleans select."""
     x = torch.ones(1, 64, 10, 10).to(memory_format=torch.channels_last)
-    target = record(lambda x: F.adaptive_avg_pool2d(x, 7), x)
-    source = target.render(target.programs[0], Config()).files["kernels.cpp"]
+    source = text_of(lambda x: F.adaptive_avg_pool2d(x, 7), x)
     inner = source[source.index("#pragma omp simd") :]
     tests = set(re.findall(r"(\w+) \?", inner))
     assert len(tests) == 9
@@ -411,8 +424,7 @@ def test_conditions_of_outer_loops_leave_inner_loops_in_vectors() -> None:
 def test_other_reductions_have_as_many_lanes_as_sums(name: str) -> None:
     """Rows of 33 float64 or int64 took two to three times as long in one vector."""
     x = torch.arange(5 * 61.0).reshape(5, 61).to(torch.int64)
-    target = record(lambda x: getattr(x, name)(1), x)
-    assert "lanes_r0[16]" in target.render(target.programs[0], Config()).files["kernels.cpp"]
+    assert "lanes_r0[16]" in text_of(lambda x: getattr(x, name)(1), x)
     assert torch.equal(compiled(lambda x: getattr(x, name)(1))(x), getattr(x, name)(1))
     assert torch.equal(compiled(lambda x: getattr(x, name)(1))(x * 1.0), getattr(x * 1.0, name)(1))
 
