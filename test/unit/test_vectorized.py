@@ -65,6 +65,10 @@ CASES: dict[str, Callable[[], Case]] = {
     "roll": lambda: (lambda x: x.roll(70, 1), [f32(8, 200)]),
     "complex": lambda: (lambda x, y: x * y, [torch.ones(N, dtype=torch.complex64)] * 2),
     "max_pool": lambda: (lambda x: F.max_pool2d(F.relu(x), 3, 2, 1), [f32(1, 2, 64, 64)]),
+    "windows_of_channels": lambda: (
+        lambda x: F.adaptive_avg_pool2d(x, (6, 5)),
+        [f32(1, 64, 56, 56).to(memory_format=torch.channels_last)],
+    ),
     "cat": lambda: (lambda x, y: torch.cat([x, y], 1), [f32(8, 100), f32(8, 100)]),
     "rotate_half": lambda: (
         lambda x, y: x * y + torch.cat([-x[:, 50:], x[:, :50]], 1), [f32(8, 100), f32(8, 100)]

@@ -10,13 +10,21 @@ from dicp.codegen.spelling import combine
 from dicp.codegen.types import VALUE_TYPE, start_value
 from dicp.codegen.values import Scope, local, margin
 from dicp.loop.ir.index import Var
-from dicp.loop.ir.kernel import Phase, Reduce, Scan
+from dicp.loop.ir.kernel import Kernel, Phase, Reduce, Scan
 from dicp.vendor.cpu.form import Columns, Team, divides
 from dicp.vendor.cpu.render.loops import CHUNKS, Loops, block_end
 
 
 class ColumnsWriter(Loops[Columns]):
     """Threads divide the tiles of columns; with few columns, they divide the rows into chunks."""
+
+    def __init__(self, kernel: Kernel, form: Columns) -> None:
+        super().__init__(kernel, form)
+        self._rows: dict[Var, str] = {}
+        """The loop over rows -> the name of the row, of several, that is emitted."""
+
+    def variable(self, var: Var) -> str:
+        return self._rows.get(var, var.key)
 
     def lines(self) -> list[str]:
         kernel, split = self.kernel, self.form.split
@@ -63,79 +71,95 @@ class ColumnsWriter(Loops[Columns]):
         first_range: tuple[str, str] | None,
     ) -> None:  # fmt: skip
         for phase in phases:
-            middle = self.push(loops, scope.indent + len(loops))
-            body = self.push((column,), middle.indent + 1)
             long = [s for s in phase.stmts if isinstance(s, Reduce) and s in self.form.long]
-            for stmt in phase.stmts:
-                if isinstance(stmt, Reduce):
-                    value, rows = self.value(stmt.value), f"rows_{stmt.name}"
-                    text = self._combine_at(stmt, value, f"{column.key} - tile")
-                    if stmt in long:
-                        text = f"{rows} = {combine(stmt.op, rows, value)};"
-                    body.lines.append(margin(body.indent) + text)
-                elif isinstance(stmt, Scan):
-                    slot = f"column_{stmt.name}[{column.key} - tile]"
-                    value = combine(stmt.op, slot, self.value(stmt.value))
-                    ctype = VALUE_TYPE[stmt.dtype]
-                    body.lines.append(
-                        f"{margin(body.indent)}const {ctype} {local(stmt.name)} = {slot} = {value};"
-                    )
-                    self.named_here(stmt.name)
-                else:
-                    self.statements((stmt,))
-            self.pop(body)
-            self.pop(middle)
             if not long or self.form.blocks is None:
-                scope.lines += self._rows_together(loops, middle, body, column, first_range, long)
+                scope.lines += self._rows_together(phase, loops, scope, column, first_range, long)
                 continue
             outside, step = self.form.blocks
             whole, inside = loops[:outside], loops[outside:]
             limits = None if whole else first_range
+            around = self.push(whole, scope.indent + len(whole))
+            block = ("block", "block_end")
             lines = [
-                *self._open_row_blocks(scope, inside[0], step, limits, long, column),
-                *self._rows_together(inside, middle, body, column, ("block", "block_end"), long),
-                *self._close_row_blocks(scope, long),
+                *self._open_row_blocks(around, inside[0], step, limits, long, column),
+                *self._rows_together(phase, inside, around, column, block, long),
+                *self._close_row_blocks(around, long),
             ]
-            scope.lines += self._nest(whole, lines, scope.indent, first_range)
+            self.pop(around)
+            scope.lines += self._nest(whole, [*around.lines, *lines], scope.indent, first_range)
+
+    def _row(
+        self, phase: Phase, loops: Sequence[Var], indent: int, column: Var, long: Sequence[Reduce]
+    ) -> tuple[Scope, Scope]:  # fmt: skip
+        """What is computed for a row, inside `loops`, and for each of its columns."""
+        middle = self.push(loops, indent)
+        body = self.push((column,), indent + 1)
+        for stmt in phase.stmts:
+            if isinstance(stmt, Reduce):
+                value, rows = self.value(stmt.value), f"rows_{stmt.name}"
+                text = self._combine_at(stmt, value, f"{column.key} - tile")
+                if stmt in long:
+                    text = f"{rows} = {combine(stmt.op, rows, value)};"
+                body.lines.append(margin(body.indent) + text)
+            elif isinstance(stmt, Scan):
+                slot = f"column_{stmt.name}[{column.key} - tile]"
+                value = combine(stmt.op, slot, self.value(stmt.value))
+                ctype = VALUE_TYPE[stmt.dtype]
+                body.lines.append(
+                    f"{margin(body.indent)}const {ctype} {local(stmt.name)} = {slot} = {value};"
+                )
+                self.named_here(stmt.name)
+            else:
+                self.statements((stmt,))
+        self.pop(body)
+        self.pop(middle)
+        return middle, body
 
     def _rows_together(
-        self, loops: Sequence[Var], middle: Scope, body: Scope, column: Var,
+        self, phase: Phase, loops: Sequence[Var], scope: Scope, column: Var,
         limits: tuple[str, str] | None, sums: Sequence[Reduce],
     ) -> list[str]:  # fmt: skip
         """The loop over rows, unrolled and jammed, and the loop over those that remain: `sums` of
         jammed rows are added up before they are added to the column's total."""
-        indent, jam = middle.indent, self.form.jam
+        indent, jam = scope.indent + len(loops), self.form.jam
         if jam == 1:
+            middle, body = self._row(phase, loops, indent, column, sums)
             pragma = f"{margin(indent)}#pragma omp simd"
             inner = [pragma, *self._loop(column, body, indent, ("tile", "tile_end"))]
-            return self._nest(loops, [*middle.lines, *inner], indent - len(loops), limits)
+            return self._nest(loops, [*middle.lines, *inner], scope.indent, limits)
         outer, last = loops[:-1], loops[-1]
         low, high = ("0", self.size(last.size)) if outer or not limits else limits
         whole = high if divides(jam, last) else f"{low} + ({high} - {low}) / {jam} * {jam}"
-        lines = self._jammed_rows(jam, (low, whole), last, middle, body, column, sums)
+        around = self.push(outer, indent - 1)
+        lines = self._jammed_rows(jam, (low, whole), phase, last, indent, column, sums)
         if whole != high:
-            lines += self._jammed_rows(1, (whole, high), last, middle, body, column, sums)
-        return self._nest(outer, lines, indent - len(loops), limits)
+            lines += self._jammed_rows(1, (whole, high), phase, last, indent, column, sums)
+        self.pop(around)
+        return self._nest(outer, [*around.lines, *lines], scope.indent, limits)
 
     def _jammed_rows(
-        self, count: int, limits: tuple[str, str], row: Var, middle: Scope, body: Scope,
+        self, count: int, limits: tuple[str, str], phase: Phase, row: Var, indent: int,
         column: Var, sums: Sequence[Reduce],
     ) -> list[str]:  # fmt: skip
         """The loop over rows within `limits`, `count` of them at a time."""
-        pad = margin(middle.indent)
-        lines = [
-            f"{margin(middle.indent - 1)}for (int64_t first = {limits[0]}; first < {limits[1]}; "
-            f"first += {count}) {{",
-            f"{pad}#pragma omp simd", f"{pad}{self._for(column, ('tile', 'tile_end'))} {{",
-            *(f"{pad}{VALUE_TYPE[s.dtype]} rows_{s.name} = 0;" for s in sums),
-        ]  # fmt: skip
+        pad = margin(indent)
+        before: list[str] = []
+        inside: list[str] = []
         for k in range(count):
-            lines += [f"{pad}{{", f"{pad}  const int64_t {row.key} = first + {k};",
-                      *middle.lines, *body.lines, f"{pad}}}"]  # fmt: skip
+            name = self._rows[row] = f"{row.key}_{k}"
+            middle, body = self._row(phase, (row,), indent, column, sums)
+            before += [f"{pad}const int64_t {name} = first + {k};", *middle.lines]
+            inside += [f"{pad}  {{", *body.lines, f"{pad}  }}"]
+        del self._rows[row]
         return [
-            *lines,
-            *(f"{pad}column_{s.name}[{column.key} - tile] += rows_{s.name};" for s in sums),
-            f"{pad}}}", f"{margin(middle.indent - 1)}}}",
+            f"{margin(indent - 1)}for (int64_t first = {limits[0]}; first < {limits[1]}; "
+            f"first += {count}) {{",
+            *before,
+            f"{pad}#pragma omp simd", f"{pad}{self._for(column, ('tile', 'tile_end'))} {{",
+            *(f"{pad}  {VALUE_TYPE[s.dtype]} rows_{s.name} = 0;" for s in sums),
+            *inside,
+            *(f"{pad}  column_{s.name}[{column.key} - tile] += rows_{s.name};" for s in sums),
+            f"{pad}}}", f"{margin(indent - 1)}}}",
         ]  # fmt: skip
 
     def _open_row_blocks(
