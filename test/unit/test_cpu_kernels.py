@@ -409,6 +409,17 @@ def test_copies_keep_every_bit(name: str) -> None:
     assert torch.equal(compiled(fn)(x).view(torch.int16), fn(x).view(torch.int16))
 
 
+@pytest.mark.parametrize("axis", [0, 1])
+def test_scans_store_along_what_they_load(axis: int) -> None:
+    """Scans of a transposed tensor, whose result is not, stored a column at a time."""
+    x = torch.randn(64, 100).t()
+    source = text_of(lambda x: x.cumsum(axis), x)
+    scan, transposed = source.split("extern")[1:]
+    assert "v_r0" in scan and "tile0" not in scan and "tile0" in transposed
+    loaded, stored = (re.search(rf"a{k}\[(.*?)\]", scan.partition("sizes")[2]) for k in (0, 1))
+    assert loaded and stored and loaded[1] == stored[1]
+
+
 def test_conditions_of_outer_loops_leave_inner_loops_in_vectors() -> None:
     """g++ 12 took seven times as long for windows that booleans select."""
     x = torch.ones(1, 64, 10, 10).to(memory_format=torch.channels_last)

@@ -65,6 +65,9 @@ CASES: dict[str, Callable[[], Case]] = {
     "roll": lambda: (lambda x: x.roll(70, 1), [f32(8, 200)]),
     "complex": lambda: (lambda x, y: x * y, [torch.ones(N, dtype=torch.complex64)] * 2),
     "max_pool": lambda: (lambda x: F.max_pool2d(F.relu(x), 3, 2, 1), [f32(1, 2, 64, 64)]),
+    "gradient_of_windows": lambda: (
+        torch.ops.aten._adaptive_avg_pool2d_backward, [f32(1, 3, 6, 5), f32(1, 3, 56, 56)]
+    ),
     "windows_of_channels": lambda: (
         lambda x: F.adaptive_avg_pool2d(x, (6, 5)),
         [f32(1, 64, 56, 56).to(memory_format=torch.channels_last)],

@@ -6,13 +6,13 @@ In: a tensor with spatial axes and its windows (`windows.py`). Out: computes of 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 
 from dicp.loop.ir.expr import Expr, cast, const
-from dicp.loop.ir.index import Index, is_positive, normal
+from dicp.loop.ir.index import Index, Size, is_positive, normal
 from dicp.loop.lowering.core import Lowering, Value
 from dicp.loop.lowering.layout import sizes_of
 from dicp.loop.lowering.windows import (
@@ -78,18 +78,51 @@ def average_backward(
 ) -> Value:
     """The gradient of `average` for input `x`: the sum over the windows that contain an element."""
     dtype, n = accumulator_of(g.dtype), len(windows)
+    lead = len(g.shape) - n
     lw.require_equal(g.shape[:-n], x.shape[:-n], "the gradient does not fit the input", eager=False)
 
-    def term(idx: tuple[Index, ...], j: tuple[Index, ...]) -> Expr:
-        lead, at = idx[:-n], idx[-n:]
-        found = [w.over(i, k) for w, i, k in zip(windows, at, j, strict=True)]
-        test = both([t for _, tests in found for t in tests])
-        o = [p for p, _ in found]
-        share = _divided(cast(g.at([*lead, *o]), dtype), windows, o, include, divisor)
-        return guarded(test, share, 0)
+    def share(idx: Sequence[Index]) -> Expr:
+        return _divided(cast(g.at(idx), dtype), windows, idx[-n:], include, divisor)
 
-    total = summed(lw, x.shape, [w.covering() for w in windows], dtype, term)
-    return lw.cast(total, x.dtype)
+    spread, shape, value = share, list(g.shape), None
+    for axes in _by_overlap(windows):
+        for axis in axes:
+            shape[lead + axis] = x.shape[lead + axis]
+        value = _spread(lw, shape, dtype, {lead + axis: windows[axis] for axis in axes}, spread)
+        spread = value.at
+    assert value is not None
+    return lw.cast(value, x.dtype)
+
+
+def _by_overlap(windows: Sequence[AnyWindow]) -> list[list[int]]:
+    """The axes, last first, in groups with one axis whose windows overlap: elements of the others
+    lie in one window, and of overlapping ones along two axes each sum would be computed again for
+    every element of the other axis."""
+    groups: list[list[int]] = [[]]
+    overlaps = 0
+    for axis in reversed(range(len(windows))):
+        overlaps += windows[axis].covering() != 1
+        if overlaps > 1:
+            groups.append([])
+            overlaps = 1
+        groups[-1].append(axis)
+    return groups
+
+
+def _spread(
+    lw: Lowering, shape: Sequence[Size], dtype: torch.dtype, windows: Mapping[int, AnyWindow],
+    share: Callable[[Sequence[Index]], Expr],
+) -> Value:  # fmt: skip
+    """For each element along the axes of `windows`, the sum of the shares of those around it."""
+
+    def term(idx: tuple[Index, ...], j: tuple[Index, ...]) -> Expr:
+        at, tests = list(idx), []
+        for (axis, window), k in zip(windows.items(), j, strict=True):
+            at[axis], inside = window.over(idx[axis], k)
+            tests += inside
+        return guarded(both(tests), share(at), 0)
+
+    return summed(lw, shape, [w.covering() for w in windows.values()], dtype, term)
 
 
 def _avg_pool(n: int) -> Callable[..., Value]:

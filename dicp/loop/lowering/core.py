@@ -7,7 +7,7 @@ report of each node's decision.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import sympy
@@ -17,11 +17,11 @@ from torch.fx.node import map_arg
 
 from dicp.domains import outside_domain
 from dicp.effects import is_view
-from dicp.loop.ir.expr import Ref
+from dicp.loop.ir.expr import Load, Ref
 from dicp.loop.ir.graph import Call, Compute, Graph
-from dicp.loop.ir.index import ZERO, Var, flatten
+from dicp.loop.ir.index import Index, Indirect, Size, dense_strides
 from dicp.loop.lowering.builder import GraphBuilder
-from dicp.loop.lowering.layout import as_size, dense_in_order, sizes_of, strides_of
+from dicp.loop.lowering.layout import as_size, sizes_of, strides_of
 from dicp.loop.lowering.value import Value
 from dicp.operator_choice import ASKED_EAGER, check_eager, kept_eager
 from dicp.origin import origin_of
@@ -229,18 +229,28 @@ class Lowering(GraphBuilder):
 def _lay_out_as_operand(made: Compute) -> None:
     """Gives an intermediate of a rule, which may lie in memory in any order, that of an operand of
     its shape: the kernel that computes it then stores along the memory that it loads."""
-    if made.kind != "pointwise" or made.realize or made.out.base is not None:
+    if made.kind not in ("pointwise", "scan") or made.realize or made.out.base is not None:
         return
     for item in made.loads():
-        flat = flatten(item.coords, item.ref.strides) if item.ref.strides else ZERO
-        own = [flat.coefficient(Var(k, s)) for k, s in enumerate(made.shape)]
-        whole = flat.is_affine and all(
-            c != 0 or s == 1 for c, s in zip(own, made.shape, strict=True)
-        )
-        strides = dense_in_order(made.shape, own) if whole else None
-        if strides is not None:
-            made.out.strides = strides
+        order = _order_in_memory(item, made.shape)
+        if order is not None:
+            made.out.strides = dense_strides(made.shape, order)
             return
+
+
+def _order_in_memory(item: Load, shape: Sequence[Size]) -> list[int] | None:
+    """The axes of `shape` in the order in which a load, perhaps through windows, takes them in
+    memory, the smallest steps last; None where some are not known, or none is taken."""
+    steps = [int(size == 1) for size in shape]
+    for index, stride in zip(item.coords, item.ref.strides, strict=True):
+        for atom, c in index.terms:
+            if isinstance(atom, Indirect) or not (isinstance(c, int) and isinstance(stride, int)):
+                return None
+            for var in Index(0, ((atom, 1),)).variables():
+                steps[var.position] = max(steps[var.position], abs(c) * stride)
+    if 0 in steps or not all(isinstance(size, int) for size in shape):
+        return None
+    return sorted(range(len(steps)), key=lambda k: (-steps[k], k))
 
 
 def results_by_use(node: fx.Node) -> Any:

@@ -8,7 +8,7 @@ from typing import Any
 import sympy
 import torch
 
-from dicp.loop.ir.index import Size, dense_strides, normal
+from dicp.loop.ir.index import Size, normal
 from dicp.torch_private import size_expression
 
 
@@ -80,15 +80,6 @@ def is_injective(shape: Sequence[Size], strides: Sequence[Size]) -> bool:
             return False
         extent += (size - 1) * stride
     return True
-
-
-def dense_in_order(shape: Sequence[Size], strides: Sequence[Size]) -> tuple[Size, ...] | None:
-    """The strides of a dense tensor whose axes lie in memory in the order of `strides`; None where
-    these are symbolic or overlap."""
-    known = all(isinstance(n, int) for n in (*shape, *strides))
-    if not known or not is_injective(shape, strides):
-        return None
-    return dense_strides(shape, sorted(range(len(shape)), key=lambda k: (-strides[k], k)))
 
 
 def same_layout(shape: Sequence[Size], a: Sequence[Size], b: Sequence[Size]) -> bool:

@@ -10,7 +10,7 @@ import torch
 from dicp.codegen.types import STORAGE_TYPE, VALUE_TYPE
 from dicp.codegen.values import Scope, margin
 from dicp.loop.ir.expr import Read
-from dicp.loop.ir.index import Index, Var
+from dicp.loop.ir.index import FloorDiv, Index, Mod, Var, is_below
 from dicp.loop.ir.kernel import Kernel
 from dicp.vendor.cpu.form import LINE_BYTES, HostForm, Strip, Team
 from dicp.vendor.cpu.render.strips import Strips
@@ -105,6 +105,15 @@ class Loops(Strips, Generic[F]):
             texts.append(f"{name} * {self.variable(loop)}")
         rest = Index(index.const, tuple(term for term in index.terms if term not in hidden))
         return " + ".join([*texts, super().index(rest, guard)])
+
+    def divided(self, atom: FloorDiv | Mod, dividend: str, guard: str) -> str:
+        """A quotient or remainder, in 32 bits where these suffice: vectors have no 64-bit products
+        that a division by a constant could become."""
+        fits = is_below(atom.value, torch.iinfo(torch.int32).max)
+        if not fits or not isinstance(atom.divisor, int):
+            return super().divided(atom, dividend, guard)
+        sign = "/" if isinstance(atom, FloorDiv) else "%"
+        return f"(int64_t)((uint32_t)({dividend}) {sign} {atom.divisor}u)"
 
     def hidden_steps(self) -> list[str]:
         """The declarations of the steps that are hidden from the compiler."""
