@@ -409,6 +409,22 @@ def test_copies_keep_every_bit(name: str) -> None:
     assert torch.equal(compiled(fn)(x).view(torch.int16), fn(x).view(torch.int16))
 
 
+ROLLED: dict[str, Callable[[Tensor], Tensor]] = {
+    "copied": lambda x: x.transpose(1, 2).roll(5, 2).contiguous(),
+    "computed": lambda x: x.transpose(1, 2).roll(-9, 2).contiguous() * 2 + 1,
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, BF16])
+@pytest.mark.parametrize("name", ROLLED)
+def test_rolled_rows_are_transposed_in_tiles(name: str, dtype: torch.dtype) -> None:
+    """The last loop, which wraps around, crosses the one along which the input is contiguous."""
+    x, fn = torch.randn(2, 37, 35).to(dtype), ROLLED[name]
+    source = text_of(fn, x)
+    assert source.count("tile1 += ") >= 2 and "% 37" not in source
+    assert_matches(compiled(fn)(x), fn(x), fn(x.double()))
+
+
 @pytest.mark.parametrize("axis", [0, 1])
 def test_scans_store_along_what_they_load(axis: int) -> None:
     """Scans of a transposed tensor, whose result is not, stored a column at a time."""

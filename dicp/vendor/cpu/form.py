@@ -95,6 +95,8 @@ class Transposed(HostForm):
     crossing: Var = field(kw_only=True)
     extents: tuple[int, int] = field(kw_only=True)
     """Of a tile, along `crossing` and along the last loop."""
+    ranges: tuple[Range, ...] = field(kw_only=True)
+    """The last loop in ranges, each in tiles of its own."""
     copy: bool = False
     """Whether the kernel only copies a transposed tensor: tiles are transposed in registers."""
     staged: tuple[Access, ...] = ()

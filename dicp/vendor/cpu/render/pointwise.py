@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from dicp.codegen.values import Scope, margin
-from dicp.loop.ir.expr import Read
+from dicp.loop.ir.expr import Read, walk
 from dicp.loop.ir.index import Index, Var
+from dicp.loop.ir.kernel import Store
+from dicp.loop.passes.split_loops import Range
 from dicp.vendor.cpu.form import Points, Transposed
 from dicp.vendor.cpu.render.loops import Loops, block_end, half_vectors
 
@@ -52,27 +54,33 @@ class TransposedWriter(Loops[Transposed]):
 
     def lines(self) -> list[str]:
         rows, form = self.kernel.parallel, self.form
-        crossing, last = form.crossing, rows[-1]
-        outer = [v for v in rows[:-1] if v is not crossing]
-        depth = 1 + len(outer)
-        base = self.push(outer, depth + 2)
-        inside = self._copy(crossing, last, base) if form.copy else self._tile(crossing, last, base)
-        lines, ends = [], []
-        for k, (var, extent) in enumerate(zip((crossing, last), form.extents, strict=True)):
-            name, size = f"tile{k}", self.size(var.size)
-            lines.append(f"{margin(depth + k)}for (int64_t {name} = 0; {name} < {size}; "
-                         f"{name} += {extent}) {{")  # fmt: skip
-            ends.append(
-                f"{margin(depth + 2)}const int64_t end{k} = {block_end(name, extent, size)};"
-            )
-        lines += [*ends, *inside]
-        lines += [f"{margin(depth + 1)}}}", f"{margin(depth)}}}"]
-        return self._outer_loops(outer, lines, form.team)
+        outer = [v for v in rows[:-1] if v is not form.crossing]
+        depth, (height, _), size = 1 + len(outer), form.extents, self.size(form.crossing.size)
+        tiles = [line for part in form.ranges for line in self._tiles(part, outer, depth + 1)]
+        head = f"{margin(depth)}for (int64_t tile0 = 0; tile0 < {size}; tile0 += {height}) {{"
+        return self._outer_loops(outer, [head, *tiles, f"{margin(depth)}}}"], form.team)
 
-    def _tile(self, crossing: Var, last: Var, base: Scope) -> list[str]:
+    def _tiles(self, part: Range, outer: Sequence[Var], depth: int) -> list[str]:
+        """The loop over the tiles of a range of the last loop."""
+        base = self.push(outer, depth + 1)
+        inside = (self._copy if self.form.copy else self._tile)(part, base)
+        self.pop(base)
+        (height, width), size = self.form.extents, self.size(self.form.crossing.size)
+        low, high = self.size(part.low), self.size(part.high)
+        return [
+            f"{margin(depth)}for (int64_t tile1 = {low}; tile1 < {high}; tile1 += {width}) {{",
+            f"{margin(depth + 1)}const int64_t end0 = {block_end('tile0', height, size)};",
+            f"{margin(depth + 1)}const int64_t end1 = {block_end('tile1', width, high)};",
+            *inside, f"{margin(depth)}}}",
+        ]  # fmt: skip
+
+    def _tile(self, part: Range, base: Scope) -> list[str]:
         """The loops over one tile."""
+        crossing, last = self.form.crossing, self.kernel.parallel[-1]
         height, width = self.form.extents
-        for number, (ref, index) in enumerate(self.form.staged):
+        reads = {(e.ref, e.index) for s in part.stmts for e in walk(s.value) if isinstance(e, Read)}
+        staged = [access for access in self.form.staged if access in reads]
+        for number, (ref, index) in enumerate(staged):
             start, stride = self._start(index, crossing, last)
             name = f"transposed{number}"
             base.lines += [
@@ -84,7 +92,9 @@ class TransposedWriter(Loops[Transposed]):
             self.staged[ref, index] = f"{name}[{place}]"
         row_scope = self.push([crossing], base.indent + 1)
         scope = self.push((last,), base.indent + 2)
-        self.statements(self.kernel.stmts())
+        self.statements(part.stmts)
+        self.pop(scope)
+        self.pop(row_scope)
         return [
             *base.lines, f"{margin(base.indent)}{self._for(crossing, ('tile0', 'end0'))} {{",
             *row_scope.lines, f"{margin(base.indent + 1)}#pragma omp simd",
@@ -92,11 +102,12 @@ class TransposedWriter(Loops[Transposed]):
             f"{margin(base.indent)}}}",
         ]  # fmt: skip
 
-    def _copy(self, crossing: Var, last: Var, base: Scope) -> list[str]:
+    def _copy(self, part: Range, base: Scope) -> list[str]:
         """One tile of a kernel that only copies a transposed tensor."""
-        (store,) = self.kernel.stores()
+        crossing, last = self.form.crossing, self.kernel.parallel[-1]
+        (store,) = part.stmts
+        assert isinstance(store, Store) and isinstance(store.value, Read)
         source = store.value
-        assert isinstance(source, Read)
         start, stride = self._start(source.index, crossing, last)
         place, step = self._start(store.index, last, crossing)
         transpose = "d_transpose_non_temporal" if self.form.streams else "d_transpose"

@@ -65,9 +65,9 @@ class Chooser:
 
     def strips(self, stmts: Sequence[Stmt], var: Var, prefetch: Sequence[Read]) -> list[Strip]:
         """The loop over `var` in ranges that need not test conditions on it at each point."""
-        return [self._strip(part, var, prefetch) for part in split(stmts, var)]
+        return [self.strip(part, var, prefetch) for part in split(stmts, var)]
 
-    def _strip(self, part: Range, var: Var, prefetch: Sequence[Read]) -> Strip:
+    def strip(self, part: Range, var: Var, prefetch: Sequence[Read]) -> Strip:
         """The range, strip-mined if it has non-temporal stores or prefetches the next row, and is
         not short and in whole lines."""
         non_temporal = self._non_temporal_stores(part, var)

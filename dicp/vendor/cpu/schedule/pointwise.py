@@ -5,11 +5,14 @@ In: a pointwise kernel. Out: `Points` or `Transposed`.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+
 from dicp.loop.ir.access import deep_variables, unconditional_reads
 from dicp.loop.ir.expr import Read
 from dicp.loop.ir.index import Index, Var
-from dicp.loop.ir.kernel import Store
-from dicp.loop.passes.split_loops import inside
+from dicp.loop.ir.kernel import Stmt, Store
+from dicp.loop.passes.split_loops import Range, inside, split
 from dicp.loop.schedule.form import crossing_loop
 from dicp.vendor.cpu import form
 from dicp.vendor.cpu.form import HostForm
@@ -24,42 +27,55 @@ class Pointwise(Chooser):
         rows, stmts = self.kernel.parallel, self.kernel.stmts()
         if not rows:
             return form.Points()
-        crossing = crossing_loop(self.kernel)
-        if crossing is not None:
-            return self._transposed(crossing)
-        strips, several = tuple(self.strips(stmts, rows[-1], ())), len(rows) > 1
+        whole = (Range(0, rows[-1].size, tuple(stmts)),)
+        parts = tuple(split(stmts, rows[-1]))
+        for ranges in (whole, parts):
+            crossing = self._crossing(ranges)
+            if crossing is not None:
+                return self._transposed(crossing, ranges)
+        strips, several = tuple(self.strip(p, rows[-1], ()) for p in parts), len(rows) > 1
         team = self.team(rows, len(rows) - 1)
         limits, inner = inside(stmts, rows[:-1])
         own = tuple(self.strips(inner, rows[-1], ())) if limits else ()
         half = several and self.half_vectors(rows[-1])
         return form.Points(team, strips, half, tuple(limits), own)
 
-    def _transposed(self, crossing: Var) -> form.Transposed:
+    def _crossing(self, ranges: Sequence[Range]) -> Var | None:
+        """The loop that crosses the last one in all `ranges` of that."""
+        phase = self.kernel.phases[0]
+        kernels = [replace(self.kernel, phases=(replace(phase, stmts=r.stmts),)) for r in ranges]
+        first, *others = map(crossing_loop, kernels)
+        return first if all(other == first for other in others) else None
+
+    def _transposed(self, crossing: Var, ranges: tuple[Range, ...]) -> form.Transposed:
         """Two loops in tiles, so that both directions use whole cache lines."""
         rows, last = self.kernel.parallel, self.kernel.parallel[-1]
-        team = self.team(rows, len(rows))
-        stores = self.kernel.stores()
-        if self._is_transposed_copy(crossing, last):
-            (store,) = stores
+        team = self.team(rows, len(rows) - (len(ranges) > 1))
+        if all(_is_transposed_copy(r.stmts, crossing, last) for r in ranges):
+            store = self.kernel.stores()[0]
             # Squares of shorter elements do not fill cache lines.
-            streams = store.ref.dtype.itemsize in (4, 8) and self.is_non_temporal(store, last)
+            whole = len(ranges) == 1 and store.ref.dtype.itemsize in (4, 8)
+            streams = whole and self.is_non_temporal(store, last)
             extents = (NON_TEMPORAL_WIDTH, line([store.ref])) if streams else COPY_TILE
             return form.Transposed(
-                team, crossing=crossing, extents=extents, copy=True, streams=streams
+                team, crossing=crossing, extents=extents, ranges=ranges, copy=True, streams=streams
             )
         small = any(isinstance(v.size, int) and v.size < SQUARE for v in (crossing, last))
-        reads = [] if small else unconditional_reads(self.kernel.stmts())  # else no full squares
+        stmts = [s for r in ranges for s in r.stmts]
+        reads = [] if small else unconditional_reads(stmts)  # else no full squares
         staged = tuple(r for r in reads if _is_transposed(r[1], crossing, last))
-        return form.Transposed(team, crossing=crossing, extents=(TILE, TILE), staged=staged)
+        return form.Transposed(
+            team, crossing=crossing, extents=(TILE, TILE), ranges=ranges, staged=staged
+        )
 
-    def _is_transposed_copy(self, crossing: Var, last: Var) -> bool:
-        stmts = self.kernel.stmts()
-        if len(stmts) != 1 or not isinstance(stmts[0], Store) or not stmts[0].is_copy:
-            return False
-        store, source = stmts[0], stmts[0].value
-        assert isinstance(source, Read)
-        read = _is_transposed(source.index, crossing, last)
-        return read and _is_transposed(store.index, last, crossing)
+
+def _is_transposed_copy(stmts: Sequence[Stmt], crossing: Var, last: Var) -> bool:
+    if len(stmts) != 1 or not isinstance(stmts[0], Store) or not stmts[0].is_copy:
+        return False
+    store, source = stmts[0], stmts[0].value
+    assert isinstance(source, Read)
+    read = _is_transposed(source.index, crossing, last)
+    return read and _is_transposed(store.index, last, crossing)
 
 
 def _is_transposed(index: Index, along: Var, over: Var) -> bool:
