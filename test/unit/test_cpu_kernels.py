@@ -456,6 +456,14 @@ def test_other_reductions_have_as_many_lanes_as_sums(name: str) -> None:
     assert torch.equal(compiled(lambda x: getattr(x, name)(1))(x * 1.0), getattr(x * 1.0, name)(1))
 
 
+@pytest.mark.parametrize(("width", "lanes"), [(768, 32), (784, 16)])
+def test_sums_of_16_bit_floats_have_a_line_of_lanes(width: int, lanes: int) -> None:
+    """Sums of half a line at a time took up to twice as long, those of 64 elements four times."""
+    x = torch.randn(512, width).to(BF16)
+    assert f"lanes_r0[{lanes}]" in text_of(lambda x: x.sum(1), x)
+    assert "lanes_r0[16]" in text_of(lambda x: x.sum(1), x.float())
+
+
 # ---- sums ----------------------------------------------------------------------------------------
 
 

@@ -144,7 +144,8 @@ class Inner(Chooser):
         loads of the next one. A `part` of a long row prefetches its own loads."""
         loops, stmts = over.loops, over.phase.stmts
         size, prefetched = loops[-1].size, (self.kernel.parallel[-1:], 1)
-        block, grouped = _even_block(size), False
+        lanes = _lanes(stmts, size)
+        block, grouped = _even_block(size, lanes), False
         if isinstance(size, int) and _is_group(loops):
             reads = distinct(ir.reads(s.value for s in stmts))
             whole = all(map(is_floating_sum, stmts))
@@ -158,7 +159,7 @@ class Inner(Chooser):
             return over
         (loop,), steps = prefetched if prefetch else (loops[:1], 0)
         prefetches = tuple((item, loop, steps) for item in prefetch)
-        lines = Strip(Range(0, size, stmts), SUM_LANES, (), prefetches)
+        lines = Strip(Range(0, size, stmts), lanes, (), prefetches)
         return replace(over, lines=lines, block=block, grouped=grouped)
 
     def _between(self) -> list[Phase]:
@@ -354,13 +355,22 @@ def _is_group(loops: Sequence[Var]) -> bool:
     return short and isinstance(size, int) and size % LINE_BYTES == 0
 
 
-def _even_block(size: Size) -> int:
+def _lanes(stmts: Sequence[Stmt], size: Size) -> int:
+    """Sums that a loop of `size` adds up at once: a cache line of 16-bit elements, if it is in
+    whole ones. Halves of a line are in shorter vectors, and accumulators that these have stored are
+    loaded as whole ones only when the stores have reached the cache."""
+    halves = any(item.ref.dtype.itemsize == 2 for item in ir.reads(s.value for s in stmts))
+    whole = isinstance(size, int) and size % (2 * SUM_LANES) == 0
+    return 2 * SUM_LANES if halves and whole else SUM_LANES
+
+
+def _even_block(size: Size, lanes: int) -> int:
     """Elements per block of a loop of `size`: about SUM_ADDITIONS lines, no block much shorter."""
-    if not isinstance(size, int) or size < SUM_LANES:
+    if not isinstance(size, int) or size < lanes:
         return SUM_BLOCK
-    lines = size // SUM_LANES
+    lines = size // lanes
     blocks = max(1, round(lines / SUM_ADDITIONS))
-    return -(-lines // blocks) * SUM_LANES
+    return -(-lines // blocks) * lanes
 
 
 def distinct(reads: Sequence[Read]) -> list[Read]:
