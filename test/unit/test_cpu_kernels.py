@@ -436,6 +436,14 @@ def test_scans_store_along_what_they_load(axis: int) -> None:
     assert loaded and stored and loaded[1] == stored[1]
 
 
+def test_cropped_images_are_copied() -> None:
+    """Padding by negative numbers tested whether each element lies inside."""
+    x = torch.randn(2, 3, 9, 40).to(BF16)
+    fn = lambda x: F.pad(x, (-3, -2, -1, 0))  # noqa: E731
+    assert "?" not in text_of(fn, x)
+    assert torch.equal(compiled(fn)(x), fn(x))
+
+
 def test_conditions_of_outer_loops_leave_inner_loops_in_vectors() -> None:
     """g++ 12 took seven times as long for windows that booleans select."""
     x = torch.ones(1, 64, 10, 10).to(memory_format=torch.channels_last)

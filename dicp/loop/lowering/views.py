@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import reduce
 from types import NoneType
 from typing import Any
 
@@ -17,6 +18,7 @@ from dicp.loop.ir.index import (
     Index,
     Size,
     floordiv,
+    is_nonnegative,
     is_positive,
     mod,
     normal,
@@ -356,7 +358,7 @@ def constant_pad_nd(lw: Lowering, x: Value, pad: Sequence[Any], value: Any = 0) 
 
     def body(idx: tuple[Index, ...]) -> ir.Expr:
         place = [i + normal(-1 * p) for i, p in zip(idx, low, strict=True)]
-        inside = inside_bounds(place, x.shape, shape)
+        inside = inside_bounds(place, x.shape)
         item = x.at(place)
         if inside is None:
             return item
@@ -366,20 +368,16 @@ def constant_pad_nd(lw: Lowering, x: Value, pad: Sequence[Any], value: Any = 0) 
     return lw.pointwise(shape, x.dtype, body)
 
 
-def inside_bounds(
-    place: Sequence[Index], shape: Sequence[Size], outer: Sequence[Size]
-) -> ir.Expr | None:
+def inside_bounds(place: Sequence[Index], shape: Sequence[Size]) -> ir.Expr | None:
     """Whether `place` lies inside `shape`; None where every point does."""
-    test: ir.Expr | None = None
-    for at, size, wide in zip(place, shape, outer, strict=True):
-        if size == wide and at.const == 0:
-            continue
-        position = ir.index_value(at)
-        low = ir.apply("ge", torch.bool, position, ir.const(0, torch.int64))
-        high = ir.apply("lt", torch.bool, position, ir.index_value(Index(size)))
-        both = ir.apply("bitwise_and", torch.bool, low, high)
-        test = both if test is None else ir.apply("bitwise_and", torch.bool, test, both)
-    return test
+    tests = []
+    for at, size in zip(place, shape, strict=True):
+        position, last = ir.index_value(at), at.maximum()
+        if not is_nonnegative(at.const):
+            tests.append(ir.apply("ge", torch.bool, position, ir.const(0, torch.int64)))
+        if last is None or not is_positive(normal(size - last)):
+            tests.append(ir.apply("lt", torch.bool, position, ir.index_value(Index(size))))
+    return reduce(lambda a, b: ir.apply("bitwise_and", torch.bool, a, b), tests) if tests else None
 
 
 def _replaced(lw: Lowering, x: Value, dim: int, inside: Any, source: Any) -> Value:
