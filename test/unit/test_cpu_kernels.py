@@ -472,6 +472,35 @@ def test_sums_of_16_bit_floats_have_a_line_of_lanes(width: int, lanes: int) -> N
     assert "lanes_r0[16]" in text_of(lambda x: x.sum(1), x.float())
 
 
+def test_sums_of_indexed_rows_have_lanes() -> None:
+    """An index that is checked once for each row, outside the loop, has no part in it."""
+    table, x = torch.randn(50, 600), torch.randn(40, 600)
+    places = torch.randint(0, 50, (40,))
+
+    def fn(table: Tensor, places: Tensor, x: Tensor) -> Tensor:
+        return (table[places] * x).sum(1)
+
+    assert "lanes_" in text_of(fn, table, places, x)
+    exact = fn(table.double(), places, x.double())
+    assert_matches(compiled(fn)(table, places, x), fn(table, places, x), exact)
+
+
+def test_sums_of_one_element_have_no_loop() -> None:
+    """The gradient of cross entropy adds up a row that is zero but for the class."""
+    classes, scores = torch.randint(0, 608, (40,)), torch.randn(40, 608)
+    classes[3] = -100
+
+    def fn(scores: Tensor, classes: Tensor) -> Tensor:
+        logs = scores.log_softmax(1)
+        g = torch.ones((), dtype=scores.dtype)
+        g = torch.ops.aten.nll_loss_backward(g, logs, classes, None, 1, -100, g * 39)
+        return torch.ops.aten._log_softmax_backward_data(g, logs, 1, scores.dtype)
+
+    assert text_of(fn, scores, classes).count("reduction(+") == 1
+    exact = fn(scores.double(), classes)
+    assert_matches(compiled(fn)(scores, classes), fn(scores, classes), exact)
+
+
 # ---- sums ----------------------------------------------------------------------------------------
 
 

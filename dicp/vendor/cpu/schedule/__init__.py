@@ -12,6 +12,7 @@ from dataclasses import replace
 from dicp.loop.ir.expr import Masked, Rewriter, walk
 from dicp.loop.ir.index import Index, Var
 from dicp.loop.ir.kernel import Kernel, Stmt, rewritten
+from dicp.loop.passes.one_hot import without_one_hot_sums
 from dicp.loop.passes.split_loops import split
 from dicp.loop.schedule.form import exp_weights
 from dicp.vendor.cpu.form import Columns, HostForm, Points
@@ -30,7 +31,7 @@ from dicp.vendor.cpu.thresholds import (
 
 def with_form(kernel: Kernel, non_temporal_bytes: float = math.inf) -> Kernel:
     """The kernel with its form; results of `non_temporal_bytes` and more are not kept in caches."""
-    kernel = _unrolled(kernel)
+    kernel = _unrolled(without_one_hot_sums(kernel))
     choosers: dict[str, type[Chooser]] = {
         "pointwise": Pointwise, "inner_reduction": Inner, "outer_reduction": Outer,
         "scatter": Scatter,

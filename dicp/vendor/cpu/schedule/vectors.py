@@ -28,11 +28,21 @@ def is_vectorized(stmts: Iterable[Stmt], var: Var) -> bool:
     """
     if isinstance(var.size, int) and var.size < 2 * SUM_LANES:
         return False
-    seen: set[Expr] = set()
-    found = [e for s in stmts for e in ir.walk(s.value, seen)]
+    found = _varying(stmts, var)
     if any(e.op == "where" for e in found) and any(e.op in SUNK_FUNCTIONS for e in found):
         return False
     return not any(_is_scalar(e) or _is_scattered(e, var) for e in found)
+
+
+def _varying(stmts: Iterable[Stmt], var: Var) -> list[Expr]:
+    """The values that change with `var`: others are computed before its loop."""
+    seen: set[Expr] = set()
+    found: dict[Expr, None] = {}
+    for expr in (e for s in stmts for e in ir.walk(s.value, seen)):
+        atoms = (atom for index in ir.indices_of(expr) for atom, _ in index.terms)
+        if any(arg in found for arg in expr.args) or any(var in deep_variables(a) for a in atoms):
+            found[expr] = None
+    return list(found)
 
 
 def _is_scalar(expr: Expr) -> bool:
