@@ -22,6 +22,7 @@ from dicp.dynamo_bridge.memory_formats import (
     FOLLOWS,
     in_format_of_input,
     in_memory_format,
+    roll_of_slices,
     with_contiguous_result,
     with_strides_of_input,
 )
@@ -100,6 +101,7 @@ def decompositions(
         table[op] = in_memory_format(op, table.get(op))
     for op in FOLLOWS:
         table[op] = in_format_of_input(op, table.get(op))
+    table[aten.roll.default] = roll_of_slices(table.get(aten.roll.default))
     for op in CONTIGUOUS & table.keys():
         table[op] = with_contiguous_result(table[op])
     for op in AS_INPUT.keys() & table.keys():

@@ -100,6 +100,24 @@ def in_format_of_input(op: OpOverload, rule: Callable[..., Any] | None) -> Calla
     return followed
 
 
+def roll_of_slices(rule: Callable[..., Any] | None) -> Callable[..., Any]:
+    """`rule` for `roll`, whose result PyTorch's inference takes for contiguous: of what resembles
+    another format, eager concatenates two slices along one axis after the other, in the format that
+    both resemble."""
+
+    def rolled(x: Tensor, shifts: Any, dims: Any = ()) -> Any:
+        plain = suggested_format(x) == torch.contiguous_format or x.device.type != HOST
+        if plain or len(shifts) != len(dims) or x.numel() == 0:
+            return rule(x, shifts, dims) if rule else NotImplemented
+        for shift, dim in zip(shifts, dims, strict=True):
+            first = -shift % x.shape[dim]
+            last = x.shape[dim] - first
+            x = aten.cat.default([x.narrow(dim, first, last), x.narrow(dim, 0, first)], dim)
+        return x
+
+    return rolled
+
+
 CONTIGUOUS = frozenset({
     aten.mse_loss_backward.default, aten.smooth_l1_loss_backward.default,
     aten.huber_loss_backward.default, aten.adaptive_max_pool3d.default,

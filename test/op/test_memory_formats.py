@@ -60,6 +60,15 @@ def shuffled(x: Tensor) -> Tensor:
     return F.channel_shuffle(x, 2)
 
 
+def rolled(x: Tensor) -> Tensor:
+    return x.roll((1, -2, 2), (1, -1, 1))
+
+
+def rolled_around(x: Tensor) -> Tensor:
+    """One of the slices that eager concatenates is empty, and in no format."""
+    return x.roll((1, 2 * x.shape[1]), (2, 1))
+
+
 def upsampled(mode: str) -> Callable[[Tensor], Tensor]:
     def upsample(x: Tensor) -> Tensor:
         return F.interpolate(x, scale_factor=2, mode=mode)
@@ -105,6 +114,11 @@ FORMATS = [
     for fn, shape in zip(
         UPSAMPLED, ((3, 4, 5, 6), (3, 4, 5, 6), (2, 4, 3, 2, 5)), strict=True
     )
+    for layout in (channels_last, every_second, reversed_dimensions)
+] + [
+    (fn, shape, layout, Tensor.contiguous)
+    for fn in (rolled, rolled_around)
+    for shape in ((3, 4, 5, 6), (2, 4, 3, 2, 5))
     for layout in (channels_last, every_second, reversed_dimensions)
 ] + [
     (padded(mode), shape, nearly_channels_last, Tensor.contiguous)
