@@ -426,7 +426,31 @@ d_inline double d_erfinv(double y) {
   }
   return x;
 }
-d_inline float d_erfinv(float y) { return (float)d_erfinv((double)y); }
+// Within a relative error of 1.7 * 2^-23: y P(w), w = -log(1 - y^2), by one polynomial
+// below w = 5 and one in sqrt(w) above, fitted to relative errors of 6e-9 and 2e-8 before rounding.
+d_inline float d_erfinv(float y) {
+  const float w = -d_log((1.0f - y) * (1.0f + y)), s = w - 2.5f, t = d_sqrt(w) - 3.0f;
+  float near = d_madd(-8.820527e-9f, s, 4.53241095e-8f);
+  near = d_madd(near, s, 3.53218769e-7f);
+  near = d_madd(near, s, -4.34618121e-6f);
+  near = d_madd(near, s, 5.90068503e-6f);
+  near = d_madd(near, s, 2.03594121e-4f);
+  near = d_madd(near, s, -1.76172515e-3f);
+  near = d_madd(near, s, 2.26924714e-4f);
+  near = d_madd(near, s, 2.46072974e-1f);
+  near = d_madd(near, w, 8.86226925e-1f);
+  float far = d_madd(1.00986996e-4f, t, -2.94174441e-4f);
+  far = d_madd(far, t, -3.62075866e-5f);
+  far = d_madd(far, t, 1.46568223e-3f);
+  far = d_madd(far, t, -3.60793438e-3f);
+  far = d_madd(far, t, 5.69451673e-3f);
+  far = d_madd(far, t, -7.63503687e-3f);
+  far = d_madd(far, t, 9.4443862e-3f);
+  far = d_madd(far, t, 1.00167482f);
+  far = d_madd(far, t, 2.83297682f);
+  const float x = y * (w < 5.0f ? near : far);
+  return d_abs(y) == 1.0f ? d_copysign(d_inff, y) : x;
+}
 // Recurrence up to 10, then the asymptotic series (Abramowitz and Stegun 6.3.18); reflection below 0.
 d_inline double d_digamma(double x) {
   if (x == 0) return d_copysign(d_inf, -x);

@@ -256,6 +256,20 @@ def test_erf_is_exact_to_a_unit() -> None:
     assert torch.equal(found[:6].float().nan_to_num(7), x.erf()[:6].nan_to_num(7))
 
 
+def test_erfinv_over_its_whole_range() -> None:
+    """Near one, where the result is steep, every number is tried."""
+    one = torch.ones(())
+    ends = (one.view(torch.int32) - torch.arange(200_000, dtype=torch.int32)).view(torch.float32)
+    y = torch.cat([torch.linspace(-1, 1, 400_001), ends, -ends, torch.logspace(-38, 0, 100_000)])
+    y[:8] = torch.tensor([0.0, -0.0, 1.0, -1.0, 1.5, -1.5, math.nan, math.inf])
+    found, exact = compiled(torch.erfinv)(y), torch.erfinv(y.double())
+    assert_matches(found[:8], torch.erfinv(y[:8]), exact[:8])
+    assert found[1].signbit()
+    finite = exact.isfinite() & (exact != 0)
+    error = (found.double() - exact).abs() / exact.abs()
+    assert error[finite].max() < 1.8 * 2.0**-23 and torch.equal(found.isnan(), exact.isnan())
+
+
 def test_exp_over_its_whole_range() -> None:
     """Subnormal results, infinite ones and NaN included."""
     x = torch.cat([torch.linspace(-110, 90, 200_001), torch.linspace(-1e-3, 1e-3, 1001)])

@@ -37,6 +37,7 @@ CASES: dict[str, Callable[[], Case]] = {
     "gelu_tanh": lambda: (lambda x: F.gelu(x, approximate="tanh"), [f32()]),
     "tanh": lambda: (torch.tanh, [f32()]),
     "sigmoid": lambda: (torch.sigmoid, [f32()]),
+    "erfinv": lambda: (torch.erfinv, [f32()]),
     "fmax": lambda: (torch.fmax, [f32(), f32()]),
     "isnan": lambda: (lambda x: x.nan_to_num(), [f32()]),
     "masked": lambda: (lambda x, m: x.masked_fill(m, -1e9), [f32(), flags()]),

@@ -15,7 +15,7 @@ from dicp.loop.ir.ops import SCALAR_OPS
 from dicp.loop.thresholds import HEAVY
 from dicp.vendor.cpu.thresholds import SUM_LANES
 
-SCALAR_FUNCTIONS = frozenset({"erfinv", "lgamma", "digamma", "nextafter", "philox_normal"})
+SCALAR_FUNCTIONS = frozenset({"lgamma", "digamma", "nextafter", "philox_normal"})
 """Functions without a vector variant for any dtype."""
 SUNK_FUNCTIONS = frozenset({"sin", "cos"})
 """Calls that the compiler moves into the branch of a condition, which then stays one."""
