@@ -759,6 +759,33 @@ def test_large_unrolled_graph(backend: BackendUnderTest) -> None:
     same(fn, backend, torch.randn(50))
 
 
+def recurrence(x: Tensor, decay: Tensor) -> Tensor:
+    state, states = torch.zeros_like(x[:, 0]), []
+    for step in range(x.shape[1]):
+        state = state * decay + x[:, step]
+        states.append(state)
+    return torch.stack(states, 1)
+
+
+def test_gradients_of_a_long_recurrence(backend: BackendUnderTest) -> None:
+    """Each step's gradient depends on the next one's, and is written into a tensor of all steps."""
+    x, decay = torch.randn(3, 100, 4, requires_grad=True), torch.rand(4, requires_grad=True)
+    grad = torch.randn(3, 100, 4)
+    result = torch.compile(recurrence, backend=backend)(x, decay)
+    wanted = torch.autograd.grad(recurrence(x, decay), (x, decay), grad)
+    compare(torch.autograd.grad(result, (x, decay), grad), wanted)
+
+
+def test_a_long_chain_that_is_read_transposed(backend: BackendUnderTest) -> None:
+    def fn(x: Tensor) -> Tensor:
+        y = x
+        for _ in range(100):
+            y = (y - x * 0.5) * x + 0.1
+        return torch.cat([y.t(), y.t() * 2], 1) + 1
+
+    same(fn, backend, torch.rand(8, 16) * 0.1)
+
+
 def test_many_inputs_and_outputs(backend: BackendUnderTest) -> None:
     same(
         lambda *xs: [x * (i + 1) for i, x in enumerate(xs)],

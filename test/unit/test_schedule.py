@@ -150,3 +150,16 @@ def test_gradients_of_maxima_are_scattered_in_the_format_of_the_image() -> None:
     target = record(lambda x: F.max_pool2d(x, 2), x)
     text = "\n".join(kernel.text for kernel in target.programs[-1].kernels())
     assert text.count("kernel ") == 2 and last_loops(text)[-1] == "24"  # zeros, and what is added
+
+
+def test_a_recurrence_is_not_computed_again_for_what_each_step_is_broadcast_to() -> None:
+    def recurrence(x: Tensor, decay: Tensor) -> Tensor:
+        state, states = x[:, 0] * decay, []
+        for step in range(16):
+            state = state * decay + x[:, step]
+            states.append(state)
+        return torch.stack(states, 1)
+
+    target = record(recurrence, torch.ones(3, 16, 4).requires_grad_(), torch.ones(4))
+    backward = "\n".join(kernel.text for kernel in target.programs[-1].kernels())
+    assert "parallel v0:3, v1:4" in backward, "a kernel over the elements of one step"

@@ -5,6 +5,8 @@ Reads at the same coordinates are left to kernel fusion, which computes the valu
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from dicp.loop.ir import expr as ir
 from dicp.loop.ir.expr import Expr, Load, Ref, Rewriter
 from dicp.loop.ir.graph import Call, Compute, Graph, refs_in
@@ -46,23 +48,32 @@ def _inline_into(
 ) -> None:
     budget = [MAX_BODY]
 
-    def replace(item: Load) -> Expr | None:
-        producer = item.ref.producer
-        if not isinstance(producer, Compute) or item.ref is not producer.out:
-            return None
-        if not _worth_inlining(producer, item, node, written, sizes):
-            return None
-        budget[0] -= _measure(producer, sizes)[2]
-        if budget[0] < 0:
-            return None
-        mapping = {
-            Var(i, s): c for i, (s, c) in enumerate(zip(producer.shape, item.coords, strict=True))
-        }
-        _merge_origins(node, producer)
-        # Loads at the producer's own point may lie elsewhere for this reader: try to inline them.
-        return ir.opmath(Rewriter(mapping, replace)(producer.body), item.ref.dtype)
+    def replacing(cost: int) -> Callable[[Load], Expr | None]:
+        """What replaces a load that lies in inlined producers of this cost."""
 
-    rewrite = Rewriter(on_load=replace)
+        def replace(item: Load) -> Expr | None:
+            producer = item.ref.producer
+            if not isinstance(producer, Compute) or item.ref is not producer.out:
+                return None
+            if not _worth_inlining(producer, item, node, written, sizes, cost):
+                return None
+            own_cost, _, count = _measure(producer, sizes)
+            budget[0] -= count
+            if budget[0] < 0:
+                return None
+            mapping = {
+                Var(i, s): c
+                for i, (s, c) in enumerate(zip(producer.shape, item.coords, strict=True))
+            }
+            _merge_origins(node, producer)
+            # Loads at the producer's own point may lie elsewhere for this reader: try to inline
+            # them.
+            body = Rewriter(mapping, replacing(cost + own_cost))(producer.body)
+            return ir.opmath(body, item.ref.dtype)
+
+        return replace
+
+    rewrite = Rewriter(on_load=replacing(0))
     node.body = rewrite(node.body)
     if node.target:
         node.target = tuple(rewrite.index(i) for i in node.target)
@@ -89,6 +100,7 @@ def _worth_inlining(
     reader: Compute,
     written: set[Ref],
     sizes: dict[Compute, tuple[int, int, int]],
+    cost_around: int,
 ) -> bool:
     if producer.kind != "pointwise" or producer.out in written:
         return False
@@ -97,6 +109,7 @@ def _worth_inlining(
     cost, reads, _ = _measure(producer, sizes)
     if reads == 0 and cost < HEAVY:
         return cost <= MAX_TABLE_COST or not _is_table(producer, reader)
+    cost += cost_around
     if producer.realize or reads > MAX_INLINE_LOADS or cost > MAX_INLINE_COST:
         return False
     if _has_indirect(producer.body):
