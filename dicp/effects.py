@@ -35,8 +35,17 @@ def is_view(target: Any) -> bool:
     """Whether the result may share storage with the first argument."""
     if not isinstance(target, OpOverload):
         return False
-    if op_name(target) in _ALIASES_BEYOND_SCHEMA | _MAY_COPY:
-        return True
+    return op_name(target) in _ALIASES_BEYOND_SCHEMA | _MAY_COPY or _returns_alias(target)
+
+
+@cache
+def never_copies(target: Any) -> bool:
+    """Whether the result is a view of the first argument whatever its strides."""
+    aliases = isinstance(target, OpOverload) and _returns_alias(target)
+    return aliases and op_name(target) not in _MAY_COPY
+
+
+def _returns_alias(target: OpOverload) -> bool:
     returns = schema_of(target).returns
     return any(r.alias_info is not None and not r.alias_info.is_write for r in returns)
 

@@ -252,6 +252,11 @@ def test_parts_of_a_quotient_join_again() -> None:
         assert joined == x, "the constant inside must survive"
 
 
+def test_a_quotient_reduced_by_a_common_factor_joins_its_remainder() -> None:
+    (v,) = domain((A * 5,))
+    assert combine([(floordiv(v * 2, 10), B * 10), (mod(v * 2, 10), B)]) == v * (B * 2)
+
+
 @pytest.mark.parametrize("old", [(2, 28, 28, 64), (2, 4, 4, 7, 7, 64), (A, 3, B, 5)], ids=str)
 def test_an_offset_in_merged_axes_needs_no_division(old: tuple[Size, ...]) -> None:
     new = (product(old[:-1]), old[-1])

@@ -94,6 +94,43 @@ def test_output_is_an_input_or_its_view(backend: BackendUnderTest) -> None:
     assert not x[1:].any()
 
 
+VIEWS_OF_VIEWS: dict[str, Callable[[Tensor], Tensor]] = {
+    "steps of joined axes": lambda x: x.flatten()[::2],
+    "halves of steps of joined axes": lambda x: x.flatten()[::3].view(2, -1),
+    "halves of windows": lambda x: x.unfold(-1, 2, 1).view(2, -1, *x.shape[1:-1], 11, 2),
+    "halves of a part": lambda x: x[..., 1:-1].view(2, -1, 10)[1::2].view(-1, 5, 2),
+}
+
+
+@pytest.mark.parametrize("name", VIEWS_OF_VIEWS)
+def test_views_of_inputs_whose_sizes_and_strides_change(
+    name: str, backend: BackendUnderTest
+) -> None:
+    """With symbols, AOTAutograd takes the view's strides and offset from the graph's result."""
+    view = VIEWS_OF_VIEWS[name]
+    run = torch.compile(view, backend=backend)
+    run(torch.randn(4, 12))
+    for x in (torch.randn(8, 24)[:, 1::2], torch.randn(12, 12)[2:8]):
+        got = run(x)
+        assert torch.equal(got, view(x))
+        assert got.data_ptr() == view(x).data_ptr()
+
+
+@pytest.mark.parametrize("name", VIEWS_OF_VIEWS)
+def test_views_of_a_result_whose_sizes_change(name: str, backend: BackendUnderTest) -> None:
+    def fn(x: Tensor) -> tuple[Tensor, Tensor]:
+        y = x + 1
+        return VIEWS_OF_VIEWS[name](y[2:]), y
+
+    run = torch.compile(fn, backend=backend)
+    for rows in (6, 10, 14):
+        x = torch.randn(rows, 12)
+        view, whole = run(x)
+        assert torch.equal(view, fn(x)[0])
+        whole.zero_()
+        assert not view.any()
+
+
 def test_outputs_that_alias_each_other(backend: BackendUnderTest) -> None:
     def fn(x: Tensor) -> tuple[Tensor, ...]:
         y = x * 2

@@ -314,7 +314,7 @@ def _rejoin(const: Size, terms: Sequence[tuple[Atom, Size]]) -> Index | None:
     for atom, c in terms:
         if not isinstance(atom, Mod):
             continue
-        whole = _floor_atom(atom.value, atom.divisor)
+        whole = _floor_atom(*_reduce(atom.value, atom.divisor))  # as `floordiv` writes it
         for other, k in terms:
             if other == whole and normal(c * atom.divisor) == k:
                 rest = Index(const, tuple(t for t in terms if t[0] not in (atom, whole)))

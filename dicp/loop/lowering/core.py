@@ -16,10 +16,16 @@ from torch import fx
 from torch.fx.node import map_arg
 
 from dicp.domains import outside_domain
-from dicp.effects import is_view
+from dicp.effects import is_view, never_copies
 from dicp.loop.ir.expr import Load, Ref
 from dicp.loop.ir.graph import Call, Compute, Graph
-from dicp.loop.ir.index import Index, Indirect, Size, dense_strides
+from dicp.loop.ir.index import (
+    Index,
+    Indirect,
+    Size,
+    dense_strides,
+    normal,
+)
 from dicp.loop.lowering.builder import GraphBuilder
 from dicp.loop.lowering.layout import as_size, sizes_of, strides_of
 from dicp.loop.lowering.value import Value
@@ -90,14 +96,38 @@ class Lowering(GraphBuilder):
 
     def _output(self, node: fx.Node) -> None:
         stored: dict[fx.Node, Ref] = {}  # a result that is returned twice is one tensor
-        for item in node.args[0]:  # type: ignore[union-attr]
+        items: Any = node.args[0]
+        for item in items:
             value = self.env[item] if isinstance(item, fx.Node) else item
             if isinstance(value, Value):
-                if item not in stored:
-                    stored[item] = self._strided_as_eager(item, value)
-                self.graph.outputs.append(stored[item])
+                self.graph.outputs.append(self._result(item, items, stored))
             else:
                 self.graph.outputs.append(value)
+
+    def _result(self, node: fx.Node, shown: Sequence[Any], stored: dict[fx.Node, Ref]) -> Ref:
+        """The memory of a result. That of a view of an input or of another result is part of its:
+        AOTAutograd takes strides and offset from ours to return a view as eager does."""
+        if node in stored:
+            return stored[node]
+        value, root = self.env[node], viewed(node)
+        kept = root is not node and (root.op == "placeholder" or root in shown)
+        val, whole = node.meta["val"], root.meta["val"]
+        if (
+            kept
+            and val.dtype == whole.dtype
+            and val.layout == whole.layout == torch.strided
+            and value.ref is self.env[root].ref
+            and self._in_memory(value, strides_of(val)) is None
+        ):
+            base = self._result(root, shown, stored)
+            end, start = sizes_of([val.storage_offset(), whole.storage_offset()])
+            stored[node] = Ref(
+                self._name("v"), value.shape, val.dtype, strides_of(val), "alias",
+                normal(end - start), base=base,
+            )  # fmt: skip
+        else:
+            stored[node] = self._strided_as_eager(node, value)
+        return stored[node]
 
     def _call_node(self, node: fx.Node) -> Any:
         decision = self.decide(node)
@@ -251,6 +281,15 @@ def _order_in_memory(item: Load, shape: Sequence[Size]) -> list[int] | None:
     if 0 in steps or not all(isinstance(size, int) for size in shape):
         return None
     return sorted(range(len(steps)), key=lambda k: (-steps[k], k))
+
+
+def viewed(node: fx.Node) -> fx.Node:
+    """The node whose memory `node`'s result is a part of, through a chain of views."""
+    while True:
+        call = node.args[0] if node.target is operator.getitem else node
+        if call.op != "call_function" or not never_copies(call.target):  # type: ignore[union-attr]
+            return node
+        node = call.args[0]  # type: ignore[union-attr, assignment]
 
 
 def results_by_use(node: fx.Node) -> Any:
