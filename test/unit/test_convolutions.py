@@ -12,7 +12,9 @@ import torch.nn.functional as F
 from test_routines import by_dtype, check, leaf, named
 from torch import Tensor
 
+from dicp.dynamo_bridge.backend import Backend
 from dicp.vendor.cpu.routines import choice
+from dicp.vendor.cpu.thresholds import EAGER_IM2COL_PIXELS
 
 pytestmark = pytest.mark.sweep
 
@@ -53,6 +55,53 @@ def test_convolution(
             assert f"dicp_{'im2col' if small else 'convolution'}_filters" in steps
             fewer = filters[1] < 16 and ("stride" in options or "groups" in options)
             assert any("::convolution_backward" in step for step in steps) == fewer
+
+
+@pytest.mark.parametrize("axes", [(0,), (0, 2, 3)], ids=["batch", "sizes"])
+@pytest.mark.parametrize(
+    ("image", "filters", "name"),
+    [
+        ((2, 20, 30, 27), (24, 20, 3, 3), "convolution"),
+        ((3, 40, 9, 8), (64, 40, 3, 3), "im2col"),
+        ((2, 20, 33, 28), (24, 20, 1, 1), "product"),
+        ((2, 32, 9, 11), (32, 1, 3, 3), "depthwise_3"),
+    ],
+)
+def test_symbolic_sizes(
+    tmp_path: Path, image: tuple[int, ...], filters: tuple[int, ...], name: str,
+    axes: tuple[int, ...],
+) -> None:  # fmt: skip
+    """The first call's sizes choose the kernels, which are right for other sizes, too."""
+
+    def convolution(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
+        return F.conv2d(x, w, b, padding=w.shape[-1] // 2, groups=x.shape[1] // w.shape[1])
+
+    def images(more: int) -> Tensor:
+        x = leaf(*(size + more * (axis in axes) for axis, size in enumerate(image)))
+        for axis in axes:
+            torch._dynamo.mark_dynamic(x, axis)
+        return x
+
+    weights = [torch.nn.Parameter(leaf(*shape)) for shape in (filters, filters[:1])]
+    given, later = (images(0), *weights), (images(5), *weights)
+    steps = check(tmp_path, convolution, *given, dynamic=None, later=later)
+    assert f"dicp_{name}_biased" in steps
+    assert not any("::convolution" in step for step in steps), steps
+
+
+@torch.no_grad()
+def test_padding_of_symbolic_images(tmp_path: Path) -> None:
+    """Eager skips it unless a single image is small, when infinite filters multiply its zeros."""
+    convolution = functools.partial(F.conv2d, padding=1)
+    compiled = torch.compile(convolution, backend=Backend("cpu", cache_dir=tmp_path))
+    w = leaf(24, 16, 3, 3)
+    w[3, 2, 0, 1] = torch.inf
+    for size in (24, 30, 40, 60):
+        x = torch.randn(1, 16, size, 24)
+        torch._dynamo.mark_dynamic(x, 2)
+        got, eager = compiled(x, w), convolution(x, w)
+        torch.testing.assert_close(got, eager, rtol=1e-4, atol=1e-4, equal_nan=True)
+        assert bool(eager.isnan().any()) == (x.numel() <= EAGER_IM2COL_PIXELS)
 
 
 def test_options_by_name(tmp_path: Path) -> None:

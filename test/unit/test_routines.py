@@ -68,10 +68,13 @@ def by_vectors(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def check(
-    tmp_path: Path, fn: Callable[..., Tensor], *inputs: Any, dynamic: bool = False,
-    config: Config | None = None,
+    tmp_path: Path, fn: Callable[..., Tensor], *inputs: Any, dynamic: bool | None = False,
+    config: Config | None = None, later: Sequence[Any] = (),
 ) -> list[str]:  # fmt: skip
-    """The steps of the compiled `fn`, whose result and gradients are as good as eager's."""
+    """The steps of the compiled `fn`, whose result and gradients are as good as eager's.
+
+    `later`: the inputs of a second call.
+    """
     target, config = PastBlas(), config or Config(cache_dir=tmp_path)
 
     def backend(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
@@ -79,11 +82,12 @@ def check(
 
     torch._dynamo.reset()
     compiled = torch.compile(fn, backend=backend, dynamic=dynamic)
-    seen = [_run(f, xs) for f, xs in (
-        (compiled, inputs), (fn, inputs), (fn, [_wide(x) for x in inputs])
-    )]  # fmt: skip
-    for k, (got, eager, wide) in enumerate(zip(*seen, strict=True)):
-        assert_matches(got, eager, wide, name="output" if k == 0 else f"gradient {k}")
+    for given in filter(len, (inputs, later)):
+        seen = [_run(f, xs) for f, xs in (
+            (compiled, given), (fn, given), (fn, [_wide(x) for x in given])
+        )]  # fmt: skip
+        for k, (got, eager, wide) in enumerate(zip(*seen, strict=True)):
+            assert_matches(got, eager, wide, name="output" if k == 0 else f"gradient {k}")
     return target.steps
 
 

@@ -6,6 +6,7 @@ In: a rule's operands as `Value`s. Out: nodes of the graph, in the order of the 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from typing import Any, Literal
 
 import sympy
@@ -42,7 +43,7 @@ from dicp.loop.lowering.value import Value, single, symbolic_float
 from dicp.origin import Origin
 from dicp.rules import NoRule
 from dicp.target import LowerContext
-from dicp.torch_private import expression_of, is_proved, shape_env_of
+from dicp.torch_private import expression_of, first_sizes, is_proved, shape_env_of
 
 
 class GraphBuilder:
@@ -243,6 +244,23 @@ class GraphBuilder:
         if isinstance(relation, (bool, BooleanAtom)):
             return bool(relation)
         return self.shape_env is not None and is_proved(relation, self.shape_env)
+
+    @cached_property
+    def _first_sizes(self) -> dict[str, int]:
+        inputs = self.gm.graph.find_nodes(op="placeholder")
+        first = first_sizes(n.meta.get("val") for n in inputs)
+        return {symbol.name: size for symbol, size in first.items()}
+
+    def first_sizes(self, sizes: Sequence[Size]) -> tuple[Size, ...]:
+        """Sizes as in the call that the graph was traced for, where they depend on no data.
+
+        They tell which kernel is likely faster, never which one is correct.
+        """
+        return tuple(size if isinstance(size, int) else self._first_size(size) for size in sizes)
+
+    def _first_size(self, size: sympy.Expr) -> Size:
+        first = self._first_sizes
+        return normal(size.xreplace({s: first.get(s.name, s) for s in size.free_symbols}))
 
     def require(self, relation: Any, otherwise: str) -> None:
         """Leave the node to eager, which checks its arguments, unless `relation` is proved."""

@@ -1,17 +1,19 @@
 """Selects the kernels of a convolution and its gradients from dtypes and shapes alone.
 
 Lowering passes the tensors of its graph; compilation of the routines, which starts long before,
-passes those of Dynamo's.
+passes those of Dynamo's. What a kernel can compute is judged by sizes as they are, symbolic ones
+too; which kernel is faster, by the sizes of the first call.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 
 from dicp.loop.ir.index import Size, product
+from dicp.loop.lowering import Lowering, Value
 from dicp.vendor.cpu.routines import depthwise, patchify
 from dicp.vendor.cpu.routines.common import Axis, Shaped
 from dicp.vendor.cpu.thresholds import (
@@ -38,10 +40,15 @@ from dicp.vendor.cpu.toolchain import has_feature
 
 @dataclass(frozen=True)
 class Planned:
-    """The shape and dtype of a tensor that is not in the graph."""
+    """The shape and dtype of a tensor that is not in the graph, or has other sizes there."""
 
     shape: Sequence[Size]
     dtype: torch.dtype
+
+
+def in_first_call(lw: Lowering, value: Value) -> Planned:
+    """`value` with its sizes in the first call."""
+    return Planned(lw.first_sizes(value.shape), value.dtype)
 
 
 @dataclass(frozen=True)
@@ -124,28 +131,32 @@ def limits() -> ConvolutionLimits:
 
 
 def result(
-    how: Options, x: Shaped, w: Shaped, out: Sequence[Size], rows: bool, last: bool
-) -> str | None:
+    how: Options, x: Shaped, w: Shaped, out: Sequence[Size], rows: bool, last: bool,
+    first: Callable[[Sequence[Size]], Sequence[Size]] = tuple,
+) -> str | None:  # fmt: skip
     """The kernel for a result whose layout is row-major (NCHW) or channels last; None: the library.
 
-    `rows` and `last` tell which; an image of one pixel is both row-major and channels last.
+    `rows` and `last` tell which; an image of one pixel is both row-major and channels last. `first`
+    gives sizes as in the first call.
     """
+    image, sizes = Planned(first(x.shape), x.dtype), first(out)
     if how.transposed:
-        how, image = replace(how, transposed=False), Planned(out, x.dtype)
-        fits = last and how.fit(x, w) and is_images_gradient_by_nhwc(how, image, w, x.shape)
+        how, images = replace(how, transposed=False), Planned(sizes, x.dtype)
+        fits = last and how.fit(x, w) and is_images_gradient_by_nhwc(how, images, w, image.shape)
         return "transposed" if fits else None
     axes = how.axes(x, w, out)
     if not how.fit(x, w):
         fits = last and how.fits_depthwise(x, w) and depthwise.is_better(w, out, axes)
         return "depthwise" if fits else None
     if rows and not how.of_single_pixels(x, axes):
-        if _is_by_im2col(w, w.shape[0] // how.groups, out, axes):
+        first_axes = how.axes(image, w, sizes)
+        if _is_by_im2col(w, w.shape[0] // how.groups, sizes, first_axes):
             return "im2col"
-        if _is_better(w, out, axes):
+        if _is_better(w, sizes, first_axes):
             return "product" if how.by_pixel(x, axes) else "convolution"
     if last and (how.in_patches(x, axes) or how.reads_few_pixels(x, axes)):
         return "patchify"
-    return "nhwc" if last and _is_by_nhwc(how, x, w, out) else None
+    return "nhwc" if last and _is_by_nhwc(how, image, w, sizes) else None
 
 
 def images_gradient(how: Options, x: Shaped, w: Shaped, out: Sequence[Size]) -> str | None:

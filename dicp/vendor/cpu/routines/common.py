@@ -24,6 +24,8 @@ LIBRARY_CALLS = RuleTable()
 """Rules that call the library, for where the routines are not used."""
 TYPES = {torch.float32: ("", "float"), torch.bfloat16: ("_bf16", "d_bf16")}
 """Element type -> suffix of routine names, and its name in C++."""
+CHANNELS_LAST = (0, 2, 3, 1)
+"""The axes of channels-last images in memory, the contiguous one last."""
 DEPTHWISE_TAPS = (3, 5, 7)
 """Widths of depthwise filters for which there are kernels."""
 GROUPS = {
@@ -221,7 +223,9 @@ def call_biased(
 def channels_last(lw: Lowering, x: Value) -> Ref:
     """Images in memory, channels last."""
     image = lw.realize(x)
-    return image if is_channels_last(image) else lw.realize(x, dense_strides(x.shape, (0, 2, 3, 1)))
+    return (
+        image if is_channels_last(image) else lw.realize(x, dense_strides(x.shape, CHANNELS_LAST))
+    )
 
 
 def is_channels_last(image: Ref) -> bool:
@@ -229,4 +233,5 @@ def is_channels_last(image: Ref) -> bool:
     n, c, h, k = image.shape
     if h == 1 and k == 1:
         return image.strides[1] == 1 and (n == 1 or image.strides[0] == c)
-    return image.strides[1:] == (1, k * c, c) and (n == 1 or image.strides[0] == h * k * c)
+    strides = dense_strides(image.shape, CHANNELS_LAST)
+    return image.strides[1:] == strides[1:] and (n == 1 or image.strides[0] == strides[0])

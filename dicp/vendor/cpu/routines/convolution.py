@@ -12,8 +12,9 @@ from dicp.loop.ir.expr import Ref
 from dicp.loop.ir.index import Index, Size, contiguous_strides, normal, product
 from dicp.loop.lowering import Lowering, RuleTable, Value, library
 from dicp.loop.lowering.library import bias_gradient, plain
+from dicp.torch_private import FloorDiv
 from dicp.vendor.cpu.routines import choice, depthwise, nhwc, patchify
-from dicp.vendor.cpu.routines.choice import Options, of_one_pixel
+from dicp.vendor.cpu.routines.choice import Options, in_first_call, of_one_pixel
 from dicp.vendor.cpu.routines.common import (
     LIBRARY_CALLS,
     Axis,
@@ -43,7 +44,9 @@ def convolution(
     (out,) = lw.results()
     how = Options(*options, **named)
     rows, last = _is_row_major(out), len(out.shape) == 4 and is_channels_last(out)
-    kind = choice.result(how, x, w, out.shape, rows, last) if is_taken(x, w, bias) else None
+    kind = None
+    if is_taken(x, w, bias):
+        kind = choice.result(how, x, w, out.shape, rows, last, lw.first_sizes)
     if kind == "transposed":
         axes = replace(how, transposed=False).axes(out, w, x.shape)
         return nhwc.images_gradient(lw, x, w, bias, out, axes)
@@ -57,7 +60,7 @@ def convolution(
     if kind == "nhwc":
         return nhwc.convolved(lw, x, w, bias, out, axes)
     if kind is not None:
-        skips = _skips_padding(x, w, how.groups) and _in_own_kernel(axes[-1])
+        skips = _skips_padding(x, w, how.groups) if _in_own_kernel(axes[-1]) else 0
         name = "dicp_im2col" if kind == "im2col" else "dicp_convolution"
         return _convolved(lw, x, w, bias, out, axes, how.groups, skips, name)
     result: Value = plain(aten.convolution.default)(lw, x, w, bias, *options, **named)
@@ -144,23 +147,24 @@ def _is_row_major(out: Ref) -> bool:
     return out.strides[2:] == contiguous_strides(out.shape[2:])
 
 
-def _skips_padding(x: Value, w: Value, groups: int) -> bool:
-    """Whether eager skips padding, so that infinities and NaN are not multiplied by its zeros.
+def _skips_padding(x: Value, w: Value, groups: int) -> Size:
+    """Not 0 where eager skips padding, so that no infinity or NaN is multiplied by its zeros.
 
     oneDNN skips it, except for 1x1 filters, groups whose channels do not fill vectors, and
     gradients of dilated filters. Small single images are computed by im2col with zeros, and so is
     everything in float64.
     """
     taps = w.shape[2:]
-    if not all(isinstance(n, int) for n in (*x.shape, *w.shape, groups)):
-        return True
+    if not all(isinstance(n, int) for n in (*w.shape, groups)):
+        return 1
     if all(tap == 1 for tap in taps):
-        return False
+        return 0
     if groups > 1:
         channels, filters = w.shape[1], w.shape[0] // groups
-        return channels % 16 == 0 and filters % 16 == 0
-    large = len(taps) > 1 and all(tap > 3 for tap in taps)  # type: ignore[operator]
-    return large or x.shape[0] > 1 or product(x.shape) > EAGER_IM2COL_PIXELS  # type: ignore[operator]
+        return int(channels % 16 == 0 and filters % 16 == 0)  # type: ignore[operator]
+    if len(taps) > 1 and all(tap > 3 for tap in taps):  # type: ignore[operator]
+        return 1
+    return normal(x.shape[0] - 1 + FloorDiv(product(x.shape), EAGER_IM2COL_PIXELS + 1))
 
 
 def _in_own_kernel(axis: Axis) -> bool:
@@ -175,7 +179,7 @@ def _in_own_kernel(axis: Axis) -> bool:
 
 
 def _problem(
-    lw: Lowering, x: Value, w: Value, axes: Sequence[Axis], groups: int, out: Ref, skips: bool
+    lw: Lowering, x: Value, w: Value, axes: Sequence[Axis], groups: int, out: Ref, skips: Size
 ) -> tuple[Ref, list[Size]]:
     """The images in memory, and the kernels' sizes; `out` has the result's shape and strides."""
     image = _in_rows(lw, x)
@@ -185,7 +189,7 @@ def _problem(
         axes = [(product(image.shape[2:]), product(out.shape[2:]), 1, 1, 0, 1)]
     axes = [one, *axes] if len(axes) == 1 else axes
     sizes = [x.shape[0], w.shape[1], w.shape[0] // groups, groups, *axes[0], *axes[1],
-             *image.strides[:2], row, *out.strides[:2], int(skips)]  # fmt: skip
+             *image.strides[:2], row, *out.strides[:2], skips]  # fmt: skip
     return image, sizes
 
 
@@ -197,7 +201,7 @@ def _convolved(
     out: Ref,
     axes: Sequence[Axis],
     groups: int,
-    skips: bool,
+    skips: Size,
     name: str = "dicp_convolution",
 ) -> Value:
     image, sizes = _problem(lw, x, w, axes, groups, out, skips)
@@ -238,11 +242,11 @@ def _backward(
         found[0] = _images_gradient(lw, grad, x, w, images, how)
     if filters is None or filters.strides != contiguous_strides(filters.shape):
         return found[0], None
-    kind, axes = choice.filters_gradient(how, x, w, grad.shape), how.axes(x, w, grad.shape)
+    kind = choice.filters_gradient(how, in_first_call(lw, x), w, lw.first_sizes(grad.shape))
     if kind is None:
         return found[0], None
-    grad_output = _in_rows(lw, grad)
-    skips = _skips_padding(x, w, how.groups) and all(axis[5] == 1 for axis in axes)
+    grad_output, axes = _in_rows(lw, grad), how.axes(x, w, grad.shape)
+    skips = _skips_padding(x, w, how.groups) if all(axis[5] == 1 for axis in axes) else 0
     image, sizes = _problem(lw, x, w, axes, how.groups, grad_output, skips)
     (found[1],) = call(lw, f"dicp_{kind}_filters", (image, grad_output), (filters,), sizes)
     return found[0], found[1]
@@ -252,9 +256,10 @@ def _images_gradient(
     lw: Lowering, grad: Value, x: Value, w: Value, images: Ref, how: Options
 ) -> Value | None:
     """grad_output convolved with the filters; None where the library is faster."""
-    kind, axes = choice.images_gradient(how, x, w, grad.shape), how.axes(x, w, grad.shape)
+    kind = choice.images_gradient(how, in_first_call(lw, x), w, lw.first_sizes(grad.shape))
+    axes = how.axes(x, w, grad.shape)
     if kind == "im2col":
-        grad_output, sizes = _problem(lw, grad, w, axes, how.groups, images, skips=True)
+        grad_output, sizes = _problem(lw, grad, w, axes, how.groups, images, skips=1)
         weights = lw.realize_to_read(w, contiguous_strides(w.shape))
         return call(lw, "dicp_im2col_images", (grad_output, weights), (images,), sizes)[0]
     if kind == "product":
@@ -262,7 +267,7 @@ def _images_gradient(
         return _by_pixel_in_rows(lw, grad, filters, None, images)
     if kind == "convolution":
         transposed = choice.transposed(axes)
-        return _convolved(lw, grad, _transposed(lw, w), None, images, transposed, 1, skips=True)
+        return _convolved(lw, grad, _transposed(lw, w), None, images, transposed, 1, skips=1)
     return None
 
 

@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import fx
 
+from dicp.torch_private import hint_of
 from dicp.vendor.cpu.calibration import ShapeClass, shape_class
 from dicp.vendor.cpu.routines import choice
 from dicp.vendor.cpu.routines.common import TYPES, Group, without_parts
@@ -133,25 +134,31 @@ def _groups_of_convolution(
     if x.ndim == w.ndim - 1:  # an image without a batch
         x, out = x[None], out[None]
     how = _options(node, x, w)
-    sizes = (*x.shape, *w.shape, *how.stride, *how.padding, *how.dilation, how.groups)
-    if not all(isinstance(size, int) for size in sizes):
-        return  # symbolic: reading a symbol's value would specialize it
-    kinds = [choice.result(how, x, w, out.shape, not last, last)]
+    fixed = (*w.shape, *how.stride, *how.padding, *how.dilation, how.groups)
+    if not all(isinstance(size, int) for size in fixed):
+        return
+    images, sizes = choice.Planned(_first_sizes(x), x.dtype), _first_sizes(out)
+    kinds = [choice.result(how, images, w, sizes, not last, last)]
     if train and not last:
-        kinds.append(choice.images_gradient(how, x, w, out.shape))
-        filters = choice.filters_gradient(how, x, w, out.shape)
+        kinds.append(choice.images_gradient(how, images, w, sizes))
+        filters = choice.filters_gradient(how, images, w, sizes)
         kinds.append(filters and f"{filters}_filters")
-    elif train and how.fit(x, w) and not how.in_patches(x, how.axes(x, w, out.shape)):
+    elif train and how.fit(x, w) and not how.in_patches(images, how.axes(images, w, sizes)):
         kinds += [
-            "nhwc" if choice.is_images_gradient_by_nhwc(how, x, w, out.shape) else None,
-            "nhwc_filters" if choice.is_filters_gradient_by_nhwc(how, x, w, out.shape) else None,
+            "nhwc" if choice.is_images_gradient_by_nhwc(how, images, w, sizes) else None,
+            "nhwc_filters" if choice.is_filters_gradient_by_nhwc(how, images, w, sizes) else None,
         ]
     for kind in filter(None, kinds):
         if kind == "depthwise":
-            taps = columns_of(how.axes(x, w, out.shape))
+            taps = columns_of(how.axes(images, w, sizes))
             yield from (f"depthwise_{taps}", *([f"depthwise_gradients_{taps}"] if train else []))
         else:
             yield "product" if kind == "patchify" else kind
+
+
+def _first_sizes(tensor: torch.Tensor) -> list[int]:
+    """Its sizes in the first call; comparing symbolic ones would specialize them."""
+    return [hint_of(size) for size in tensor.shape]
 
 
 def _options(node: fx.Node, x: torch.Tensor, w: torch.Tensor) -> choice.Options:

@@ -8,7 +8,7 @@ from dicp.loop.ir.expr import Ref
 from dicp.loop.ir.index import Size, contiguous_strides
 from dicp.loop.lowering import Lowering, Value
 from dicp.vendor.cpu.routines import choice
-from dicp.vendor.cpu.routines.choice import Options
+from dicp.vendor.cpu.routines.choice import Options, in_first_call
 from dicp.vendor.cpu.routines.common import (
     Axis,
     call,
@@ -34,11 +34,12 @@ def gradients(
     """Of channels-last images, and of filters whose gradient is channels last."""
     found: list[Value | None] = [None, None]
     axes = how.axes(x, w, grad.shape)
+    problem = how, in_first_call(lw, x), w, lw.first_sizes(grad.shape)
     if images is not None and is_channels_last(images):
-        if choice.is_images_gradient_by_nhwc(how, x, w, grad.shape):
+        if choice.is_images_gradient_by_nhwc(*problem):
             found[0] = images_gradient(lw, grad, w, None, images, axes)
     if filters is not None and is_channels_last(filters):
-        if choice.is_filters_gradient_by_nhwc(how, x, w, grad.shape):
+        if choice.is_filters_gradient_by_nhwc(*problem):
             refs = [channels_last(lw, x), channels_last(lw, grad)]
             sizes = _sizes(refs[0], w.shape[0], axes)
             found[1] = call(lw, "dicp_nhwc_filters", refs, (filters,), sizes)[0]
