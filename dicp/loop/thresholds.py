@@ -30,11 +30,12 @@ tensor, are copied to float32: 0.25 of the time for 512 rows scattered into 5000
 # ---- inlining: a producer is computed at its readers' points --------------------------------
 
 MAX_INLINE_COST = 10
-"""Highest cost of a value that readers at other points compute again instead of loading it. The
-costs of the values that it is computed from, and that are computed again with it, are added."""
+"""Highest cost of a value that readers at other points compute again instead of loading it."""
+MAX_NESTED_COST = 16
+"""Highest cost of such a value and of those that it is computed from and that are computed again
+with it, added up: a chain of cheap values, as in a recurrence, would be computed again whole."""
 MAX_REPEATED_COST = 2
-"""Highest cost, added in the same way, of a value that is recomputed for every element it is
-broadcast to."""
+"""Highest cost of a value that is recomputed for every element it is broadcast to."""
 MAX_INLINE_LOADS = 4
 """Most loads of such a value: each is memory traffic that a stored value would replace by one."""
 HEAVY = 16

@@ -106,7 +106,8 @@ class Lowering(GraphBuilder):
 
     def _result(self, node: fx.Node, shown: Sequence[Any], stored: dict[fx.Node, Ref]) -> Ref:
         """The memory of a result. That of a view of an input or of another result is part of its:
-        AOTAutograd takes strides and offset from ours to return a view as eager does."""
+        AOTAutograd takes strides and offset from ours to return a view as eager does. Indices of
+        symbolic sizes may not simplify to those of such a part."""
         if node in stored:
             return stored[node]
         value, root = self.env[node], viewed(node)
@@ -114,6 +115,7 @@ class Lowering(GraphBuilder):
         val, whole = node.meta["val"], root.meta["val"]
         if (
             kept
+            and not all(isinstance(n, int) for n in (*val.shape, *val.stride()))
             and val.dtype == whole.dtype
             and val.layout == whole.layout == torch.strided
             and value.ref is self.env[root].ref

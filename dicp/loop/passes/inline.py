@@ -17,6 +17,7 @@ from dicp.loop.thresholds import (
     MAX_BODY,
     MAX_INLINE_COST,
     MAX_INLINE_LOADS,
+    MAX_NESTED_COST,
     MAX_REPEATED_COST,
     MAX_TABLE_COST,
     TABLE_USES,
@@ -109,8 +110,9 @@ def _worth_inlining(
     cost, reads, _ = _measure(producer, sizes)
     if reads == 0 and cost < HEAVY:
         return cost <= MAX_TABLE_COST or not _is_table(producer, reader)
-    cost += cost_around
     if producer.realize or reads > MAX_INLINE_LOADS or cost > MAX_INLINE_COST:
+        return False
+    if cost + cost_around > MAX_NESTED_COST:
         return False
     if _has_indirect(producer.body):
         return False
