@@ -18,7 +18,7 @@ import torch
 from torch import fx
 
 from dicp import torch_private
-from dicp.dynamo_bridge.aot_graph import CompiledGraph, GraphCompiler, GraphInfo, Kind
+from dicp.dynamo_bridge.aot_graph import CompiledGraph, GraphCompiler, GraphInfo, Kind, unmarked
 from dicp.dynamo_bridge.aot_results import Slot, find_result, store_result
 from dicp.dynamo_bridge.executables import interpreted
 from dicp.dynamo_bridge.number_checks import NumberChecks
@@ -27,6 +27,8 @@ from dicp.dynamo_bridge.passes.redundancy import drop_copies, merge_equal_nodes
 from dicp.dynamo_bridge.provenance import mark_dynamo_nodes
 from dicp.dynamo_bridge.shared_memory import SharedMemory
 from dicp.errors import FallbackWarning, InputLayoutError
+
+aten = torch.ops.aten
 
 
 def compile_graphs(
@@ -279,6 +281,7 @@ def _compile_autograd(compiler: GraphCompiler, state: Any, capture: Any, slot: S
     inner = torch_private.inner_metadata(subclass, metadata)
     metadata.bw_donated_idxs = inner.bw_donated_idxs = []  # None would forbid retain_graph as well
     static = tuple(inner.static_input_indices or ())
+    _mark_tangents(backward)
     training = _Training(
         compiler,
         slot,
@@ -355,3 +358,33 @@ def _tangents(backward: fx.GraphModule) -> tuple[int, ...]:
         if node.name.startswith("tangents") and not node.name.startswith("tangents_token")
         and isinstance(node.meta.get("val"), torch.Tensor)
     )  # fmt: skip
+
+
+def _mark_tangents(backward: fx.GraphModule) -> None:
+    """Mark gradients as the conjugates or negatives that they were traced as.
+
+    A gradient is traced with the bits of its result. In a call it has any, which `CompiledGraph`
+    resolves.
+    """
+    inputs = backward.graph.find_nodes(op="placeholder")
+    for node in (inputs[position] for position in _tangents(backward)):
+        val = node.meta["val"]
+        node.meta["val"] = unmarked(val)
+        bits = (val.is_neg(), val.is_conj())
+        for ops in (
+            (aten._neg_view.default, aten._conj.default),
+            (aten.neg.default, aten.conj_physical.default),
+        ):
+            for op, is_set in zip(ops, bits, strict=True):
+                if is_set:
+                    _insert_after(node, op, inputs[-1])
+
+
+def _insert_after(node: fx.Node, op: Any, place: fx.Node) -> None:
+    """Insert a call of `op` between `node` and its users, at `place`."""
+    users = list(node.users)
+    with node.graph.inserting_after(place):
+        call = node.graph.call_function(op, (node,))
+    call.meta["val"] = op(node.meta["val"])
+    for user in users:
+        user.replace_input_with(node, call)

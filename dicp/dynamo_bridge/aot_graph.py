@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
-from torch import fx
+from torch import Tensor, fx
 
 from dicp.cache import Cache
 from dicp.target import Executable
@@ -81,7 +81,7 @@ class CompiledGraph(OutputCode):
                 return map_over_batch(self, inputs)
             if tangent.is_neg() or tangent.is_conj():
                 inputs = inputs if isinstance(inputs, list) else list(inputs)
-                inputs[position] = tangent.resolve_conj().resolve_neg()
+                inputs[position] = unmarked(tangent)
         results = self.run(inputs)  # type: ignore[arg-type]
         if self._complex is None:
             self._complex = tuple(k for k, v in enumerate(results) if is_complex(v))
@@ -100,6 +100,15 @@ class CompiledGraph(OutputCode):
     def post_compile(self, example_inputs: Any, constants: Any, graph_kwargs: Any) -> None:
         """Loads the executable of a graph from the cache."""
         self.executable = graph_kwargs["load_graph"](self.artifact_json).executable
+
+
+def unmarked(tensor: Tensor) -> Tensor:
+    """The tensor, or a copy with the same strides if it is marked as a conjugate or a negative."""
+    if not (tensor.is_conj() or tensor.is_neg()):
+        return tensor
+    if 0 in tensor.stride():  # elements share memory
+        return tensor.resolve_conj().resolve_neg()
+    return tensor.new_empty_strided(tensor.shape, tensor.stride()).copy_(tensor)
 
 
 CacheState = Literal["off", "hit", "miss", "stored", "bypass", "damaged"]
