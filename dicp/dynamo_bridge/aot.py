@@ -382,9 +382,7 @@ def _mark_tangents(backward: fx.GraphModule) -> None:
 
 def _insert_after(node: fx.Node, op: Any, place: fx.Node) -> None:
     """Insert a call of `op` between `node` and its users, at `place`."""
-    users = list(node.users)
     with node.graph.inserting_after(place):
         call = node.graph.call_function(op, (node,))
     call.meta["val"] = op(node.meta["val"])
-    for user in users:
-        user.replace_input_with(node, call)
+    node.replace_all_uses_with(call, delete_user_cb=lambda user: user is not call)

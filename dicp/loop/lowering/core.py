@@ -19,13 +19,7 @@ from dicp.domains import outside_domain
 from dicp.effects import is_view, never_copies
 from dicp.loop.ir.expr import Load, Ref
 from dicp.loop.ir.graph import Call, Compute, Graph
-from dicp.loop.ir.index import (
-    Index,
-    Indirect,
-    Size,
-    dense_strides,
-    normal,
-)
+from dicp.loop.ir.index import Index, Indirect, Size, dense_strides, normal
 from dicp.loop.lowering.builder import GraphBuilder
 from dicp.loop.lowering.layout import as_size, sizes_of, strides_of
 from dicp.loop.lowering.value import Value
