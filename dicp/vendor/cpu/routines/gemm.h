@@ -20,6 +20,7 @@ constexpr int64_t d_sweep = 128;
 typedef float d_vec __attribute__((vector_size(4 * d_lanes), aligned(4), may_alias));
 typedef uint32_t d_words __attribute__((vector_size(4 * d_lanes), aligned(4), may_alias));
 typedef int32_t d_places __attribute__((vector_size(4 * d_lanes)));
+typedef uint32_t d_loose __attribute__((vector_size(4 * d_lanes), aligned(1), may_alias));  // at any address
 typedef d_bf16 d_halfwords __attribute__((vector_size(2 * d_lanes), aligned(2), may_alias));
 
 d_inline int64_t d_round_up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
@@ -253,9 +254,7 @@ d_inline d_vec d_widened(const int8_t* at) {
 // A vector of cells from adjacent numbers of type T, or from bytes that stand for such numbers.
 template <class T> d_inline d_vec d_cells_of_row(const T* at) {
   if constexpr (sizeof(T) * d_held<d_cell<T>> != sizeof(float)) return d_widened(at);
-  d_vec cells;
-  __builtin_memcpy(&cells, at, sizeof cells);
-  return cells;
+  return (d_vec) * (const d_loose*)at;
 }
 template <class C> d_inline d_vec d_cells_of_bytes(const int8_t* at) {
   if constexpr (d_held<C> == 1) return d_widened(at);
@@ -475,13 +474,15 @@ d_inline void d_transpose_words(d_words* rows) {
 // nor vectors at any address.
 d_inline void d_transpose_floats(d_vec* rows) {
   alignas(64) d_words words[d_lanes];
-  __builtin_memcpy(words, rows, sizeof words);
+#pragma GCC unroll 16
+  for (int i = 0; i < d_lanes; ++i) words[i] = (d_words)rows[i];
   d_transpose_words(words);
-  __builtin_memcpy(rows, words, sizeof words);
+#pragma GCC unroll 16
+  for (int i = 0; i < d_lanes; ++i) rows[i] = (d_vec)words[i];
 }
 template <class C> d_inline void d_write_square(const d_words* rows, C* to, int64_t to_step) {
 #pragma GCC unroll 16
-  for (int i = 0; i < d_lanes; ++i) __builtin_memcpy(to + i * to_step, &rows[i], sizeof(d_words));
+  for (int i = 0; i < d_lanes; ++i) *(d_words*)(to + i * to_step) = rows[i];
 }
 typedef uint32_t d_quarter __attribute__((vector_size(16), aligned(1), may_alias));
 // A vector of quarters that lie `step` apart.
@@ -492,6 +493,9 @@ template <class T> d_inline d_words d_quarters(const T* from, int64_t step) {
   asm("vinserti32x4 $1, %1, %t0, %t0" : "+v"(all) : "m"(*(const d_quarter*)(from + step)));
   asm("vinserti32x4 $2, %1, %0, %0" : "+v"(all) : "m"(*(const d_quarter*)(from + 2 * step)));
   asm("vinserti32x4 $3, %1, %0, %0" : "+v"(all) : "m"(*(const d_quarter*)(from + 3 * step)));
+#elif defined(__AVX2__)
+  asm("vmovups %1, %x0" : "=x"(all) : "m"(*(const d_quarter*)from));
+  asm("vinserti128 $1, %1, %0, %0" : "+x"(all) : "m"(*(const d_quarter*)(from + step)));
 #else
   for (int q = 0; q < d_lanes / 4; ++q) __builtin_memcpy((char*)&all + 16 * q, from + q * step, 16);
 #endif
@@ -530,7 +534,7 @@ d_inline void d_transpose_cells(const T* from, int64_t from_step, C* to, int64_t
     for (int k = 0; k < 4; ++k) v[k] = d_quarters(from + k * from_step + c * d_held<C>, 4 * from_step);
     d_transpose_quarters(v, typename d_range<d_lanes>::type());
 #pragma GCC unroll 4
-    for (int k = 0; k < 4; ++k) __builtin_memcpy(to + (c + k) * to_step, &v[k], sizeof(d_words));
+    for (int k = 0; k < 4; ++k) *(d_words*)(to + (c + k) * to_step) = v[k];
   }
 }
 
