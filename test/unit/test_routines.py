@@ -118,7 +118,7 @@ def test_products(
     tmp_path: Path, rows: int, depth: int, columns: int, symbolic: bool, dtype: torch.dtype
 ) -> None:
     """Whole and partial tiles, sums longer than one sweep, transposed operands in the backward."""
-    kinds = ("product", "product_transposed", "dots", "axpys")
+    kinds = ("product", "product_any_rows", "product_transposed", "dots", "axpys")
     names = [named(f"dicp_{kind}", dtype) for kind in kinds]
     weight = torch.nn.Parameter(leaf(depth, columns, dtype=dtype))
     steps = check(tmp_path, torch.mm, leaf(rows, depth, dtype=dtype), weight, dynamic=symbolic)
@@ -199,7 +199,7 @@ def test_few_rows_of_a_window(tmp_path: Path) -> None:
 @by_dtype
 @pytest.mark.parametrize("level", ["native", "x86-64-v3", "x86-64"])
 def test_few_rows_read_weights_in_place(tmp_path: Path, level: str, dtype: torch.dtype) -> None:
-    """Dot products up to 12 rows, the transposed product up to 64, and rows that fit neither.
+    """Dot products of few rows, the transposed product of up to 64, and rows that fit neither.
 
     Depths that end within a vector, columns within a strip; every epilogue.
     """
@@ -210,15 +210,34 @@ def test_few_rows_read_weights_in_place(tmp_path: Path, level: str, dtype: torch
         plain = check(tmp_path, lambda x, w: x @ w.t(), x, w, config=flags)
         fused = check(tmp_path, lambda *o: F.gelu(F.linear(*o)), x, w, b, config=flags)
         kind = "product"
-        if rows <= 12:
+        if rows <= (8 if dtype == torch.float32 and has_feature("avx512f") else 4):
             kind = "dots"
-        elif dtype == torch.float32 or has_feature("avx512_bf16"):
+        elif dtype == torch.float32 or (rows > 12 and has_feature("avx512_bf16")):
             kind = "product_transposed"
         assert plain == [named(f"dicp_{kind}", dtype)], rows
         assert fused == [named(f"dicp_{kind}_biased", dtype)], rows
     x, w = torch.randn(3, 2, 40).to(dtype), torch.randn(3, 9, 40).to(dtype)
     steps = check(tmp_path, lambda x, w: x @ w.mT, x, w, config=flags)
     assert steps == [named("dicp_dots", dtype)], "batches"
+
+
+@pytest.mark.usefixtures("by_vectors")
+@by_dtype
+@pytest.mark.parametrize(("first", "later"), [(3, 40), (70, 5), (2, 4)])
+def test_symbolic_rows_are_few_or_many(
+    tmp_path: Path, first: int, later: int, dtype: torch.dtype
+) -> None:
+    """Dot products or tiles, as the rows of each call are."""
+
+    def layer(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
+        return F.gelu(F.linear(x, w, b)) @ w
+
+    w, b = torch.randn(33, 66).to(dtype), torch.randn(33).to(dtype)
+    inputs = [(torch.randn(rows, 66).to(dtype), w, b) for rows in (first, later)]
+    torch._dynamo.mark_dynamic(inputs[0][0], 0)
+    steps = check(tmp_path, layer, *inputs[0], dynamic=None, later=inputs[1])
+    names = ("dicp_product_any_rows_biased", "dicp_product")
+    assert steps == [named(name, dtype) for name in names]
 
 
 @by_dtype

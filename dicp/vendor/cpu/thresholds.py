@@ -203,10 +203,16 @@ MAX_DEPTHWISE = 1 << 19
 time. Elsewhere our kernels take 0.3 to 0.85 of the library's, and 1.06 for 14 MiB of float32."""
 EAGER_IM2COL_PIXELS = 20480
 """Elements of a single image up to which eager uses im2col."""
-MAX_DOTS = 12
+MAX_DOTS, MAX_NARROW_DOTS, MAX_BYTES_DOTS = 8, 4, 12
 """Rows up to which a product whose right operand is column-major, as weights are, is computed by
-dot products (`d_most_dots`): ceil(rows / 4) passes over a column in the L1 cache against packing
-it. On an AMD EPYC with AVX-512, 1 to 12 rows take 0.3 to 0.9 of the library's time."""
+dot products (`d_most_dots`): in float32 with AVX-512, in bfloat16 or with shorter vectors, and with
+int8 weights. They take ceil(rows / 4) passes over a column in the L1 cache, tiles one.
+
+On an AMD EPYC (Zen 5), one thread, weights of 512x2048 to 4096x11008 numbers, time of dot products
+over that of the faster kind of tiles: float32 0.55 to 0.87 for 2 rows, 0.77 to 0.92 for 4, 0.87 to
+1.22 for 8, 1.15 to 1.41 for 10 and 12; bfloat16 0.5 to 0.89 for 4, 0.87 to 1.42 for 6 and 8, 1.06
+to 1.57 for 10 and 12. Compiled for AVX2: float32 0.9 to 1.07 for 2 and 4 rows, 1.2 to 1.6 for 5 to
+8."""
 MAX_AXPYS, MAX_NARROW_AXPYS = 2, 1
 """Rows up to which a product whose right operand is row-major is computed by sums of its rows
 (`d_most_axpys`), in float32 and in bfloat16.
@@ -225,8 +231,8 @@ more than once."""
 MAX_TRANSPOSED_ROWS, TRANSPOSED_VECTOR, TRANSPOSED_FILL = 64, 16, 0.8
 """Rows up to which the transposed product reads such an operand in place, rows of its vectors, and
 the share of ceil(rows / TRANSPOSED_VECTOR) vectors that rows must fill: the rest is computed for
-nothing. On an AMD EPYC with AVX512-BF16, 16 to 64 rows: 1.05 to 1.25 times as fast as packing the
-operand."""
+nothing. Of a single vector in float32 any share will do. On an AMD EPYC with AVX512-BF16, 16 to 64
+rows: 1.05 to 1.25 times as fast as packing the operand."""
 MAX_TRANSPOSED_TILE_ROWS = 256
 """The same on tile registers, where a product of one row is computed by dot products. On an Intel
 Xeon (Emerald Rapids) with weights of 384x1024 to 1024x1024, 1 row takes 0.37 to 0.40 of oneDNN's

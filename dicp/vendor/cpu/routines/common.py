@@ -33,6 +33,12 @@ GROUPS = {
         "dicp_product": "d_product<{}>(args, sizes, false)",
         "dicp_product_biased": "d_product<{}>(args, sizes, true)",
     },
+    "product_any_rows": {
+        "dicp_product": "d_product<{}>(args, sizes, false)",
+        "dicp_product_biased": "d_product<{}>(args, sizes, true)",
+        "dicp_product_any_rows": "d_product_any_rows<{}>(args, sizes, false)",
+        "dicp_product_any_rows_biased": "d_product_any_rows<{}>(args, sizes, true)",
+    },
     "product_grouped": {
         "dicp_product": "d_product<{}>(args, sizes, false)",
         "dicp_product_biased": "d_product<{}>(args, sizes, true)",

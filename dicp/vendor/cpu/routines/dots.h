@@ -4,7 +4,9 @@
 #include "exp.h"
 #include "gemm.h"
 
-constexpr int64_t d_most_dots = 12;  // rows of C up to which its numbers are dot products
+// Rows of C up to which its numbers are dot products, and those up to which a product with bytes is.
+template <class T> constexpr int64_t d_most_dots = sizeof(T) == sizeof(float) && d_lanes == 16 ? 8 : 4;
+constexpr int64_t d_most_dots_of_bytes = 12;
 constexpr int64_t d_strip = 64;      // columns of a task
 
 template <class T> struct d_matrix {
@@ -117,7 +119,7 @@ template <class T, class W> struct d_dots {
     for (int64_t k = 0; k < depth; k += held) d_make(to + k / held, from + k * a.column, a.column, depth - k);
   }
   void strip_of_dots(int64_t batch, int64_t column, int64_t n, const cell* copy, int64_t step) const {
-    float tile[d_most_dots * d_strip];
+    float tile[d_most_dots_of_bytes * d_strip];
     const W* lines = b.data + batch * b.batch + column * b.column;
     const auto line = [&](int64_t j) { return lines + j * b.column; };
     int64_t j = 0;

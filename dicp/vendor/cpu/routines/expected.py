@@ -80,10 +80,10 @@ def _groups_of_product(node: fx.Node, out: torch.Tensor, train: bool) -> tuple[s
     if _operator(node) is F.linear:
         steps, sizes = steps[::-1], sizes[::-1]
     rows = math.prod(out.shape[:-1]) if right.ndim == 2 else out.shape[-2]
-    kind = variant(out.dtype, rows, sizes[1], steps)
+    kind = variant(out.dtype, rows, sizes[1], steps, _in_first_call)
     if not train:
         return (kind,)
-    return kind, "product", variant(out.dtype, rows, sizes[0], steps[::-1])
+    return kind, "product", variant(out.dtype, rows, sizes[0], steps[::-1], _in_first_call)
 
 
 def _is_ours(node: fx.Node, out: torch.Tensor, past_blas: Callable[[ShapeClass], bool]) -> bool:
@@ -137,7 +137,7 @@ def _groups_of_convolution(
     fixed = (*w.shape, *how.stride, *how.padding, *how.dilation, how.groups)
     if not all(isinstance(size, int) for size in fixed):
         return
-    images, sizes = choice.Planned(_first_sizes(x), x.dtype), _first_sizes(out)
+    images, sizes = choice.Planned(_in_first_call(x.shape), x.dtype), _in_first_call(out.shape)
     kinds = [choice.result(how, images, w, sizes, not last, last)]
     if train and not last:
         kinds.append(choice.images_gradient(how, images, w, sizes))
@@ -153,12 +153,19 @@ def _groups_of_convolution(
             taps = columns_of(how.axes(images, w, sizes))
             yield from (f"depthwise_{taps}", *([f"depthwise_gradients_{taps}"] if train else []))
         else:
-            yield "product" if kind == "patchify" else kind
+            yield _group_of_patches(out, w) if kind == "patchify" else kind
 
 
-def _first_sizes(tensor: torch.Tensor) -> list[int]:
-    """Its sizes in the first call; comparing symbolic ones would specialize them."""
-    return [hint_of(size) for size in tensor.shape]
+def _group_of_patches(out: torch.Tensor, w: torch.Tensor) -> str:
+    """The group that multiplies patches with filters."""
+    filters, depth = w.shape[0], math.prod(w.shape[1:])
+    pixels = math.prod((out.shape[0], *out.shape[2:]))
+    return variant(out.dtype, pixels, filters, (1, depth), _in_first_call)
+
+
+def _in_first_call(sizes: Iterable[Any]) -> list[int]:
+    """Sizes in the first call; comparing symbolic ones would specialize them."""
+    return [hint_of(size) for size in sizes]
 
 
 def _options(node: fx.Node, x: torch.Tensor, w: torch.Tensor) -> choice.Options:

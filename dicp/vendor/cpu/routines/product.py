@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -18,10 +18,12 @@ from dicp.vendor.cpu.calibration import ShapeClass, shape_class
 from dicp.vendor.cpu.routines.common import call, call_biased, is_few, is_taken
 from dicp.vendor.cpu.thresholds import (
     MAX_AXPYS,
+    MAX_BYTES_DOTS,
     MAX_BYTES_ROWS,
     MAX_DOTS,
     MAX_FUSED_DEPTH,
     MAX_NARROW_AXPYS,
+    MAX_NARROW_DOTS,
     MAX_OWN_BYTES_ROWS,
     MAX_PACKING,
     MAX_TRANSPOSED,
@@ -41,13 +43,28 @@ ACTIVATIONS = ("none", "relu", "gelu", "gelu_tanh", "silu", "tanh", "sigmoid")
 CONVERSIONS = (aten._to_copy.default, torch.ops.prims.convert_element_type.default)
 
 
-Variant = Literal["dots", "axpys", "product", "product_transposed"]
+Variant = Literal["dots", "axpys", "product", "product_any_rows", "product_transposed"]
 
 
-def variant(dtype: torch.dtype, rows: Size, columns: Size, right: Sequence[Any]) -> Variant:
-    """The group of routines for a product; `right`: its right operand's (row, column) strides."""
-    if not isinstance(rows, int):
+def variant(
+    dtype: torch.dtype, rows: Size, columns: Size, right: Sequence[Any],
+    first: Callable[[Sequence[Size]], Sequence[Size]] = tuple,
+) -> Variant:  # fmt: skip
+    """The group of routines for a product; `right`: its right operand's (row, column) strides.
+
+    `first` gives sizes as in the first call, by which kernels for symbolic rows are selected.
+    """
+    (known,) = first((rows,))
+    if not isinstance(known, int):
         return "product"
+    kind = _variant(dtype, known, columns, right)
+    if isinstance(rows, int) or kind == "product_transposed":
+        return kind
+    dots = right[0] == 1 and not (dtype == torch.bfloat16 and has_tiles())
+    return "product_any_rows" if dots else "product"
+
+
+def _variant(dtype: torch.dtype, rows: int, columns: Size, right: Sequence[Any]) -> Variant:
     if right[0] != 1:
         few = rows <= (MAX_AXPYS if dtype == torch.float32 else MAX_NARROW_AXPYS)
         return "axpys" if right[1] == 1 and few else "product"
@@ -55,10 +72,12 @@ def variant(dtype: torch.dtype, rows: Size, columns: Size, right: Sequence[Any])
         if rows == 1:
             return "dots"
         return "product_transposed" if rows <= MAX_TRANSPOSED_TILE_ROWS else "product"
-    if rows <= MAX_DOTS:
+    wide_vectors = dtype == torch.float32 and has_feature("avx512f")
+    if rows <= (MAX_DOTS if wide_vectors else MAX_NARROW_DOTS):
         return "dots"
     vectors = -(-rows // TRANSPOSED_VECTOR)
     filled = rows >= TRANSPOSED_FILL * TRANSPOSED_VECTOR * vectors
+    filled |= dtype == torch.float32 and vectors == 1
     wide = isinstance(columns, int) and rows < columns
     pairs = dtype == torch.float32 or has_feature("avx512_bf16")  # cells are read in place
     in_place = rows <= MAX_TRANSPOSED_ROWS and filled and wide and pairs
@@ -103,7 +122,7 @@ def multiplied(
     `by_row`: the bias has an element for each row of the result, else for each column.
     """
     left, right = (r.strides if len(r.shape) == 3 else (0, *r.strides) for r in refs)
-    kind = variant(out.dtype, counts[1], counts[2], right[1:])
+    kind = variant(out.dtype, counts[1], counts[2], right[1:], lw.first_sizes)
     sizes = [*counts, ACTIVATIONS.index(activation), *left, *right, *steps, int(by_row)]
     return call_biased(lw, f"dicp_{kind}", refs, bias, out, sizes)
 
@@ -144,12 +163,14 @@ class Products:
         if not self.takes(which, a, b, *more) or out.strides[-1] != 1:
             return False
         transposed = a.dtype == torch.bfloat16 and lw.realize(a).strides[-1] != 1
-        kind = variant(a.dtype, a.shape[0], b.shape[1], lw.realize(b).strides)
+        right = lw.realize(b).strides
+        kind = variant(a.dtype, a.shape[0], b.shape[1], right, lw.first_sizes)
         return _is_better(a.shape[0], b.shape[1], a.shape[1], transposed, kind)
 
     def bmm(self, lw: Lowering, a: Value, b: Value) -> Value:
         (out,) = lw.results()
-        kind = variant(a.dtype, a.shape[1], b.shape[2], lw.realize(b).strides[1:])
+        right = lw.realize(b).strides[1:]
+        kind = variant(a.dtype, a.shape[1], b.shape[2], right, lw.first_sizes)
         few = is_few(a.shape[1]) and kind == "product"
         if not self.takes("medium", a, b) or out.strides[-1] != 1 or few:
             return lw.call(aten.bmm.default, (a, b), out_variant=aten.bmm.out)[0]
@@ -224,5 +245,5 @@ def _bytes_of(lw: Lowering, a: Value, out: Ref, most: int) -> Ref | None:
 def _by_bytes(lw: Lowering, a: Value, weights: Ref, out: Ref) -> Value:
     left = lw.realize(a)
     sizes = [*out.shape, a.shape[1], *left.strides, weights.strides[1], out.strides[0]]
-    kind = "dots" if isinstance(a.shape[0], int) and a.shape[0] <= MAX_DOTS else "product"
+    kind = "dots" if isinstance(a.shape[0], int) and a.shape[0] <= MAX_BYTES_DOTS else "product"
     return call(lw, f"dicp_{kind}_of_bytes", (left, weights), (out,), sizes)[0]
