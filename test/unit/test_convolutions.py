@@ -123,11 +123,27 @@ def test_filters_of_one_pixel_on_channels_last(
     x = torch.randn(2, 7, 6, 5).to(dtype).to(memory_format=torch.channels_last).requires_grad_()
     weights = [torch.nn.Parameter(leaf(*shape, dtype=dtype)) for shape in ((9, 7, 1, 1), (9,))]
     steps = check(tmp_path, F.conv2d, x, *weights, dynamic=symbolic)
-    assert steps.count(named("dicp_product_biased", dtype)) == 1
+    of_rows = "dicp_product_any_rows_biased" if symbolic else "dicp_product_biased"
+    assert steps.count(named(of_rows, dtype)) == 1
     assert steps.count(named("dicp_product", dtype)) == 2, "the gradients of images and filters"
     single = torch.randn(5, 7, 1, 1).to(dtype).requires_grad_()
     steps = check(tmp_path, F.conv2d, single, *weights, dynamic=symbolic)
     assert steps.count(named("dicp_product", dtype)) == 2, "rows of one matrix"
+
+
+def test_images_of_symbolic_sizes_are_read_as_rows_of_pixels(tmp_path: Path) -> None:
+    """No copy of them, though their height and width are rounded quotients."""
+
+    def convolve(x: Tensor, w: Tensor, pixels: Tensor) -> Tensor:
+        return F.conv2d(F.conv2d(x, w, stride=2, padding=1), pixels)
+
+    x = torch.randn(2, 16, 14, 20).to(memory_format=torch.channels_last)
+    weights = torch.randn(16, 16, 3, 3), torch.randn(9, 16, 1, 1)
+    for axis in (0, 2, 3):
+        torch._dynamo.mark_dynamic(x, axis)
+    later = torch.randn(3, 16, 11, 9).to(memory_format=torch.channels_last)
+    steps = check(tmp_path, convolve, x, *weights, dynamic=None, later=(later, *weights))
+    assert [step.split(".")[0] for step in steps] == ["aten::convolution", "dicp_product_any_rows"]
 
 
 @by_dtype

@@ -33,6 +33,7 @@ from dicp.loop.ir.index import (
     variable,
 )
 from dicp.loop.ir.reshape import refine, reshape_coords
+from dicp.torch_private import FloorDiv as SizeFloorDiv
 
 A, B = sympy.symbols("a b", integer=True, positive=True)
 Sizes = Mapping[sympy.Symbol, int]
@@ -242,6 +243,11 @@ def test_quotients_are_exact_or_none() -> None:
     assert quotient(A * B + A, A) == B + 1
     assert quotient(0, A) == 0
     assert quotient(A, 2) is None
+    half = SizeFloorDiv(A - 1, 2)
+    assert quotient(normal(B * (half + 1) * 6), normal(2 * half + 2)) == 3 * B
+    assert quotient(half, 2) is None
+    assert quotient(A, half) is None
+    assert quotient(normal(A * SizeFloorDiv(half, 3)), A) == SizeFloorDiv(half, 3)
 
 
 def test_parts_of_a_quotient_join_again() -> None:
@@ -257,7 +263,12 @@ def test_a_quotient_reduced_by_a_common_factor_joins_its_remainder() -> None:
     assert combine([(floordiv(v * 2, 10), B * 10), (mod(v * 2, 10), B)]) == v * (B * 2)
 
 
-@pytest.mark.parametrize("old", [(2, 28, 28, 64), (2, 4, 4, 7, 7, 64), (A, 3, B, 5)], ids=str)
+HALVES = (A, normal(SizeFloorDiv(A, 2) + 1), normal(SizeFloorDiv(B - 1, 2) + 1), 5)
+
+
+@pytest.mark.parametrize(
+    "old", [(2, 28, 28, 64), (2, 4, 4, 7, 7, 64), (A, 3, B, 5), HALVES], ids=str
+)
 def test_an_offset_in_merged_axes_needs_no_division(old: tuple[Size, ...]) -> None:
     new = (product(old[:-1]), old[-1])
     there = flatten(reshape_coords(domain(new), old, new), contiguous_strides(old))

@@ -92,17 +92,17 @@ def quotient(value: Size, divisor: Size) -> Size | None:
 def _symbolic_quotient(value: sympy.Expr, divisor: sympy.Expr) -> Size | None:
     if value == 0:
         return 0
-    ratio = sympy.cancel(value / divisor)
-    numerator, denominator = sympy.fraction(ratio)
-    if denominator != 1 or ratio.has(sympy.floor) or not ratio.is_polynomial(*ratio.free_symbols):
+    # An integer function of symbols, such as a floor division, is a symbol to the polynomials.
+    functions = value.atoms(sympy.Function) | divisor.atoms(sympy.Function)
+    symbols = {f: sympy.Dummy(integer=True) for f in functions if f.is_integer}
+    ratio = sympy.cancel(value.xreplace(symbols) / divisor.xreplace(symbols))
+    free = ratio.free_symbols
+    if sympy.fraction(ratio)[1] != 1 or not ratio.is_polynomial(*free):
         return None
-    if (
-        any(not c.is_Integer for c in sympy.Poly(ratio, *ratio.free_symbols).coeffs())
-        if (ratio.free_symbols)
-        else not ratio.is_Integer
-    ):
+    coefficients = sympy.Poly(ratio, *free).coeffs() if free else [ratio]
+    if not all(c.is_Integer for c in coefficients):
         return None
-    return normal(ratio)
+    return normal(ratio.xreplace({symbol: f for f, symbol in symbols.items()}))
 
 
 @dataclass(frozen=True, slots=True)
