@@ -118,9 +118,11 @@ VARIANTS = {
     "over_above_one": "d_over_above_one({0}, {1})",
     "over": "d_over({0}, {1}, {number})",
     "scaled": "{0} * {number}",
+    "neg_by_bits": "d_flipped({0})",
+    "sub_by_bits": "{0} + d_flipped({1})",
 }
-"""Cheaper forms of operators, which a kernel's schedule chooses. scalar.h has the first; a target
-for GPUs defines the others."""
+"""Other forms of operators, which a kernel's schedule chooses. scalar.h has the first; a target for
+GPUs defines the others but the last two, which the host does."""
 SHARED = {"normalized": "1 / {1}"}
 """What a row of VARIANTS computes once for all elements with the same second operand."""
 

@@ -117,7 +117,8 @@ class Partition:
 
 @dataclass(frozen=True)
 class Variant:
-    """A form of an operator that is cheaper and right for what its operands or results are."""
+    """A form of an operator that is right for what its operands or results are, and cheaper, or
+    compiled as it is written."""
 
     name: str
     """The row of the language's table of variants."""

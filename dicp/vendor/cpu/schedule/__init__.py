@@ -9,9 +9,9 @@ import math
 from collections import Counter
 from dataclasses import replace
 
-from dicp.loop.ir.expr import Masked, Rewriter, walk
+from dicp.loop.ir.expr import Expr, Masked, Rewriter, walk
 from dicp.loop.ir.index import Index, Var
-from dicp.loop.ir.kernel import Kernel, Stmt, rewritten
+from dicp.loop.ir.kernel import Kernel, Stmt, Variant, rewritten
 from dicp.loop.passes.one_hot import without_one_hot_sums
 from dicp.loop.passes.split_loops import split
 from dicp.loop.schedule.form import exp_weights
@@ -39,7 +39,8 @@ def with_form(kernel: Kernel, non_temporal_bytes: float = math.inf) -> Kernel:
     chosen = choosers[kernel.kind](kernel, non_temporal_bytes).choose()
     rows, steps = _has_short_masked_rows(kernel, chosen), _hidden_steps(kernel, chosen)
     chosen = replace(chosen, scalar_rows=rows, hidden=steps, stack_bytes=STACK_BYTES)
-    return replace(kernel, form=chosen, variants=exp_weights(kernel))
+    variants = {**exp_weights(kernel), **_interleaved_differences(kernel)}
+    return replace(kernel, form=chosen, variants=variants)
 
 
 def _unrolled(kernel: Kernel) -> Kernel:
@@ -60,6 +61,21 @@ def _unrolled(kernel: Kernel) -> Kernel:
         stmts += [rewritten(s, rewrite, rewrite.index) for s in part.stmts]
     phase = replace(kernel.phases[0], stmts=tuple(stmts))
     return replace(kernel, parallel=tuple(outer), phases=(phase,))
+
+
+def _interleaved_differences(kernel: Kernel) -> dict[Expr, Variant]:
+    """The differences of a kernel that stores several elements of a tensor in an iteration.
+
+    g++ 12 contracts alternating differences and sums of products into FMA, though
+    -ffp-contract=off forbids it: the imaginary part of a number times its conjugate is then a
+    rounding error and not 0. It takes x + -y for a difference unless bits are flipped.
+    """
+    stores = Counter(s.ref.root for s in kernel.stores())
+    if max(stores.values(), default=0) < 2:
+        return {}
+    seen: set[Expr] = set()
+    found = (e for x in kernel.exprs() for e in walk(x, seen) if e.dtype.is_floating_point)
+    return {e: Variant(f"{e.op}_by_bits") for e in found if e.op in ("sub", "neg")}
 
 
 def _hidden_steps(kernel: Kernel, form: HostForm) -> frozenset[tuple[Var, int]]:
