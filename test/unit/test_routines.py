@@ -428,6 +428,50 @@ def test_fewer_heads_of_keys(tmp_path: Path, dtype: torch.dtype) -> None:
     assert named("dicp_attention", dtype) in steps
 
 
+MASKS = {
+    "none": lambda keys: None,
+    "keys": lambda keys: torch.rand(2, 1, 1, keys) < 0.7,
+    "heads": lambda keys: torch.randn(1, 8, 1, keys),
+    "all": lambda keys: torch.randn(2, 8, 1, keys).masked_fill(torch.rand(keys) < 0.5, -torch.inf),
+}
+"""Masks of two batches of eight heads with one query each, by the number of keys."""
+
+
+@by_dtype
+@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize("keys", [7, 90, 520])
+def test_a_single_query_of_heads_that_share_keys(
+    tmp_path: Path, keys: int, mask: str, dtype: torch.dtype
+) -> None:
+    """As in decoding: four heads are rows of one product."""
+    q, k, v = (heads(2, *n, 16, dtype) for n in ((8, 1), (2, keys), (2, keys)))
+    added = MASKS[mask](keys)
+    if added is not None and added.is_floating_point():
+        added = added.to(dtype)
+    steps = check(
+        tmp_path,
+        lambda q, k, v, m: F.scaled_dot_product_attention(q, k, v, attn_mask=m, enable_gqa=True),
+        q, k, v, added,
+    )  # fmt: skip
+    tag = "" if added is None else "_masked"
+    assert named(f"dicp_attention{tag}", dtype) in steps
+    assert named(f"dicp_attention_gradients{tag}", dtype) in steps
+
+
+@by_dtype
+@pytest.mark.parametrize("rows", [1, 2, 3])
+def test_few_queries(tmp_path: Path, rows: int, dtype: torch.dtype) -> None:
+    """In bfloat16 the library is slower for any number of them."""
+    for causal, groups in ((False, 3), (True, 3), (True, 1)):
+        q, k, v = (heads(2, *n, 24, dtype) for n in ((3, rows), (groups, 50), (groups, 50)))
+        attend = functools.partial(
+            F.scaled_dot_product_attention, is_causal=causal, enable_gqa=groups != 3
+        )
+        steps = check(tmp_path, lambda q, k, v: attend(q, k, v), q, k, v)  # noqa: B023
+        ours = dtype == torch.bfloat16
+        assert any(step.startswith("dicp_attention") for step in steps) is ours
+
+
 @by_dtype
 def test_a_scale_of_its_own(tmp_path: Path, dtype: torch.dtype) -> None:
     q, k, v = (heads(1, 2, 60, 24, dtype) for _ in range(3))

@@ -296,8 +296,14 @@ static void d_attention_forward(void** args, const int64_t* sizes, bool masked) 
   typedef d_cell<T> cell;
   d_attention<T> a(args, sizes, masked);
   if (a.causal && a.mask) a.choose_mask(a.is_moderate());
-  const auto out = a.template next<T>(args[3 + masked]);
-  const auto sums = a.template next<float>(args[4 + masked]);
+  auto out = a.template next<T>(args[3 + masked]);
+  auto sums = a.template next<float>(args[4 + masked]);
+  if (a.rows == 1 && !a.causal) {  // heads that share keys become the rows of one head
+    const auto join = [&](auto& x) { x.row = x.head, x.head *= a.groups; };
+    join(a.q), join(out), join(sums);
+    a.mask_row = a.mask_head, a.mask_head *= a.groups;
+    a.rows = a.groups, a.heads /= a.groups, a.groups = 1;
+  }
   constexpr int64_t block = d_tile_rows<cell>::block;
   const int64_t blocks = (a.rows + block - 1) / block, of_group = a.groups * blocks;
   const int64_t pairs = a.batches * (a.heads / a.groups), threads = d_threads();
