@@ -247,6 +247,11 @@ def no_dropout(input: Tensor, p: float, train: bool | None = True) -> Any:
     return input.clone(), torch.ones_like(input, dtype=torch.bool)
 
 
+def native_dropout_backward(grad: Tensor, mask: Tensor, scale: float) -> Tensor:
+    """In eager's strides; PyTorch's own decomposition copies to the memory format of `grad`."""
+    return grad * mask * scale
+
+
 def broadcast_complex(real: Tensor, imaginary: Tensor) -> Any:
     """Complex numbers of parts that are broadcast; of equal shapes it is left whole."""
     if real.shape == imaginary.shape:
@@ -291,6 +296,7 @@ OWN: dict[Any, Callable[..., Any]] = {
     aten._index_put_impl.default: index_put,
     aten.hardshrink_backward.default: hardshrink_backward,
     aten.ldexp.Tensor: ldexp,
+    aten.native_dropout_backward.default: native_dropout_backward,
     aten.smooth_l1_loss_backward.default: smooth_l1_loss_backward,
     aten._efficientzerotensor.default: torch.zeros,
     aten.eye.default: _eye,

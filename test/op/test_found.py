@@ -140,6 +140,10 @@ FOUND: dict[str, tuple[Callable[..., Any], tuple[torch.Tensor, ...]]] = {
         lambda x: (torch.signbit(F.dropout(x, 1.0)), F.dropout(x, 1.0)),
         (torch.tensor([-1.0, 1.0, torch.nan]),),
     ),
+    "gradient_of_dropout_of_a_transposed_tensor": (
+        lambda x, mask: torch.ops.aten.native_dropout_backward(x, mask, 1.25),
+        (torch.randn(3, 4).t(), torch.ones(3, 4, dtype=torch.bool).t()),
+    ),
     "hardsigmoid_has_eager_gradient_in_float64": (
         lambda x: F.hardsigmoid(x),
         (torch.zeros(3, dtype=torch.float64).requires_grad_(),),
