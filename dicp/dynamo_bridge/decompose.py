@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
 from functools import lru_cache
 from typing import Any
@@ -20,10 +20,13 @@ from dicp.dynamo_bridge.memory_formats import (
     BATCH_NORMS,
     CONTIGUOUS,
     FOLLOWS,
+    OF_BOTH,
     in_format_of_input,
     in_memory_format,
+    power_of_number,
     roll_of_slices,
     with_contiguous_result,
+    with_strides_of_both,
     with_strides_of_input,
 )
 from dicp.dynamo_bridge.own_decompositions import (
@@ -74,6 +77,12 @@ MUTATING = DECOMPOSED_BY_WRITING | {
 UNTRACEABLE = frozenset({aten.bucketize.Scalar})
 """Operators whose decomposition makes a constant tensor that tracing treats as unknown data."""
 
+WRAPPED: tuple[tuple[Callable[..., Any], Iterable[OpOverload]], ...] = (
+    (in_one_dtype, MIXED), (in_memory_format, BATCH_NORMS), (in_format_of_input, FOLLOWS),
+    (with_strides_of_both, OF_BOTH),
+)  # fmt: skip
+"""Functions of an operator and its decomposition, None where it is left whole, and of which."""
+
 
 @lru_cache(maxsize=32)
 def decompositions(
@@ -95,19 +104,17 @@ def decompositions(
     for op in [op for op in table if op not in OWN]:
         if torch.Tag.core in op.tags or not has_most:
             table[op] = _Checked(table[op], target, table)
-    for op in MIXED:
-        table[op] = in_one_dtype(op, table.get(op))
-    for op in BATCH_NORMS:
-        table[op] = in_memory_format(op, table.get(op))
-    for op in FOLLOWS:
-        table[op] = in_format_of_input(op, table.get(op))
+    table.setdefault(aten.native_dropout.default, no_dropout)
+    table.setdefault(aten.complex.default, broadcast_complex)
+    table.setdefault(aten.pow.Scalar, power_of_number)
+    for wrapped, ops in WRAPPED:
+        for op in ops:
+            table[op] = wrapped(op, table.get(op))
     table[aten.roll.default] = roll_of_slices(table.get(aten.roll.default))
     for op in CONTIGUOUS & table.keys():
         table[op] = with_contiguous_result(table[op])
     for op in AS_INPUT.keys() & table.keys():
         table[op] = with_strides_of_input(op, table[op])
-    table.setdefault(aten.native_dropout.default, no_dropout)
-    table.setdefault(aten.complex.default, broadcast_complex)
     for op in CONVERTED & table.keys():
         table[op] = with_converted_number(table[op])
     for op in {aten.affine_grid_generator.default} & table.keys():

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dicp.dynamo_bridge.analysis.values import is_contiguous, shape_of, strides_of
 from dicp.torch_private import HOST, OpOverload, pytree
 
 aten = torch.ops.aten
@@ -152,3 +153,40 @@ def with_strides_of_input(op: OpOverload, rule: Callable[..., Any]) -> Callable[
         return aten.copy.default(like, out)
 
     return strided
+
+
+OF_BOTH = (
+    aten.complex.default, aten.copysign.Tensor, aten.div.Tensor_mode, aten.floor_divide.default,
+    aten.heaviside.default, aten.lcm.default, aten.logaddexp.default, aten.logical_and.default,
+    aten.logical_or.default, aten.logical_xor.default,
+)  # fmt: skip
+"""Pointwise operators for which PyTorch's inference orders the strides of the result as those of
+one operand; in eager that takes both."""
+
+
+def with_strides_of_both(op: OpOverload, rule: Callable[..., Any] | None) -> Callable[..., Any]:
+    """`rule` of two operands, which are copied to the result's strides where theirs differ.
+
+    Without copies: operands of bool, for which the inference is right.
+    """
+
+    def strided(x: Any, y: Any, **kwargs: Any) -> Any:
+        tensors = [z for z in (x, y) if isinstance(z, Tensor)]
+        differ = len({(shape_of(z), strides_of(z)) for z in tensors}) > 1
+        plain = all(z.dtype == torch.bool or is_contiguous(z) for z in tensors)
+        if not differ or plain:
+            return rule(x, y, **kwargs) if rule else NotImplemented
+        like = torch.empty_like(aten.eq.Tensor(x, y))
+        common = torch.result_type(x, y)  # a tensor without dimensions does not promote it
+        laid_out = (torch.empty_like(like, dtype=z.dtype if z.dim() else common) for z in (x, y))
+        return op(*map(aten.copy.default, laid_out, (x, y)), **kwargs)
+
+    return strided
+
+
+def power_of_number(base: Any, exponent: Tensor) -> Any:
+    """`pow` of a number, whose result eager makes contiguous; PyTorch's inference says that it has
+    the strides of the exponent."""
+    if exponent.is_contiguous():
+        return NotImplemented
+    return aten.pow.Scalar(base, exponent.contiguous())

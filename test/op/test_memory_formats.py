@@ -165,3 +165,21 @@ def test_memory_format(
     gradient_rule = Rule(strides=fn not in UPSAMPLED or backend_name not in DECOMPOSED)
     for rule, got, eager, exact in zip((Rule(), gradient_rule), *runs, strict=True):
         assert not check_tensor(got, eager, exact, rule)
+
+
+ORDERED_BY_BOTH = {
+    "copysign": torch.copysign, "complex": torch.complex, "heaviside": torch.heaviside,
+    "floor_divide": torch.floor_divide, "logaddexp": torch.logaddexp,
+    "logical_and": torch.logical_and, "lcm": lambda x, y: torch.lcm(x.int(), y.int()),
+    "power": lambda x, y: 2.0 ** (x + y),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ORDERED_BY_BOTH)
+def test_strides_of_two_operands(name: str, backend_name: str) -> None:
+    """Of which one is broadcast: neither alone determines the strides of the result."""
+    fn = ORDERED_BY_BOTH[name]
+    x = torch.ones(4, 3).t()
+    run = torch.compile(fn, backend=backend_name)
+    for pair in ((x, torch.ones(1)), (x, torch.ones(())), (torch.ones(3, 1), x), (x[:, :1], x)):
+        assert not check_tensor(run(*pair), fn(*pair), None, Rule())
