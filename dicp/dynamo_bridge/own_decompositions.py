@@ -179,9 +179,12 @@ def multilabel_margin_loss(input: Tensor, target: Tensor, *, reduction: str = "m
 
 
 def angle(x: Tensor) -> Tensor:
-    """The argument of numbers on the complex plane: of real ones 0, pi, or NaN."""
+    """The argument of numbers on the complex plane: of real ones 0, pi, or NaN.
+
+    Eager's result for complex numbers is contiguous, which PyTorch's inference does not know.
+    """
     if x.is_complex():
-        return torch.atan2(x.imag, x.real)
+        return torch.atan2(x.imag, x.real).contiguous()
     dtype = x.dtype if x.is_floating_point() else torch.get_default_dtype()
     half_turn = torch.scalar_tensor(math.pi, dtype=dtype, device=x.device)
     result = torch.where(x < 0, half_turn, 0.0)

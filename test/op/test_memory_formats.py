@@ -69,6 +69,10 @@ def rolled_around(x: Tensor) -> Tensor:
     return x.roll((1, 2 * x.shape[1]), (2, 1))
 
 
+def angle_of_complex(x: Tensor) -> Tensor:
+    return torch.complex(x, x.cos()).angle()
+
+
 def upsampled(mode: str) -> Callable[[Tensor], Tensor]:
     def upsample(x: Tensor) -> Tensor:
         return F.interpolate(x, scale_factor=2, mode=mode)
@@ -117,7 +121,7 @@ FORMATS = [
     for layout in (channels_last, every_second, reversed_dimensions)
 ] + [
     (fn, shape, layout, Tensor.contiguous)
-    for fn in (rolled, rolled_around)
+    for fn in (rolled, rolled_around, angle_of_complex)
     for shape in ((3, 4, 5, 6), (2, 4, 3, 2, 5))
     for layout in (channels_last, every_second, reversed_dimensions)
 ] + [
