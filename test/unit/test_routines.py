@@ -210,7 +210,7 @@ def test_few_rows_read_weights_in_place(tmp_path: Path, level: str, dtype: torch
         plain = check(tmp_path, lambda x, w: x @ w.t(), x, w, config=flags)
         fused = check(tmp_path, lambda *o: F.gelu(F.linear(*o)), x, w, b, config=flags)
         kind = "product"
-        if rows <= (8 if dtype == torch.float32 and has_feature("avx512f") else 4):
+        if rows <= (8 if has_feature("avx512f") else 4):
             kind = "dots"
         elif dtype == torch.float32 or (rows > 12 and has_feature("avx512_bf16")):
             kind = "product_transposed"

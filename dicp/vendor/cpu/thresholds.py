@@ -205,14 +205,13 @@ EAGER_IM2COL_PIXELS = 20480
 """Elements of a single image up to which eager uses im2col."""
 MAX_DOTS, MAX_NARROW_DOTS, MAX_BYTES_DOTS = 8, 4, 12
 """Rows up to which a product whose right operand is column-major, as weights are, is computed by
-dot products (`d_most_dots`): in float32 with AVX-512, in bfloat16 or with shorter vectors, and with
-int8 weights. They take ceil(rows / 4) passes over a column in the L1 cache, tiles one.
+dot products (`d_most_dots`): with AVX-512, with shorter vectors, and with int8 weights. They take
+ceil(rows / 4) passes over a column in the L1 cache, tiles one.
 
-On an AMD EPYC (Zen 5), one thread, weights of 512x2048 to 4096x11008 numbers, time of dot products
-over that of the faster kind of tiles: float32 0.55 to 0.87 for 2 rows, 0.77 to 0.92 for 4, 0.87 to
-1.22 for 8, 1.15 to 1.41 for 10 and 12; bfloat16 0.5 to 0.89 for 4, 0.87 to 1.42 for 6 and 8, 1.06
-to 1.57 for 10 and 12. Compiled for AVX2: float32 0.9 to 1.07 for 2 and 4 rows, 1.2 to 1.6 for 5 to
-8."""
+On an AMD EPYC (Zen 5), one thread, weights of 512x2048 to 4096x4096 numbers in the last cache or in
+none, time of dot products over that of the faster kind of tiles: 0.5 to 0.8 for 4 rows, 0.7 to 1.2
+for 5 to 8, 0.85 to 1.5 for 10 and 12. Compiled for AVX2, float32: 0.9 to 1.07 for 2 and 4 rows, 1.2
+to 1.6 for 5 to 8."""
 MAX_AXPYS, MAX_NARROW_AXPYS = 2, 1
 """Rows up to which a product whose right operand is row-major is computed by sums of its rows
 (`d_most_axpys`), in float32 and in bfloat16.

@@ -5,8 +5,7 @@
 #include "gemm.h"
 
 // Rows of C up to which its numbers are dot products, and those up to which a product with bytes is.
-template <class T> constexpr int64_t d_most_dots = sizeof(T) == sizeof(float) && d_lanes == 16 ? 8 : 4;
-constexpr int64_t d_most_dots_of_bytes = 12;
+constexpr int64_t d_most_dots = d_lanes == 16 ? 8 : 4, d_most_dots_of_bytes = 12;
 constexpr int64_t d_strip = 64;      // columns of a task
 
 template <class T> struct d_matrix {
@@ -54,6 +53,9 @@ d_inline void d_dot_products(int64_t depth, const L* left, int64_t left_row, con
 #pragma GCC unroll 16
   for (int i = 0; i < count; ++i) sum[i] = d_vec{};
   L some[W * n];
+  // Rows side by side are too short for the hardware prefetcher: the next ones are prefetched, but for
+  // eight of float32, which it loads faster.
+  constexpr bool prefetched = W < 8 || sizeof(L) < sizeof(float);
   // The last numbers are padded in `some` and multiplied by the same loop, so that it is compiled once.
   for (int64_t left_over = depth, length = depth / n * n;; length = n) {
     for (int64_t k = 0; k < length; k += n, right += d_lanes) {
@@ -62,6 +64,7 @@ d_inline void d_dot_products(int64_t depth, const L* left, int64_t left_row, con
       for (int r = 0; r < R; ++r) b[r] = *(const d_vec*)(right + r * right_row);
 #pragma GCC unroll 8
       for (int w = 0; w < W; ++w) {
+        if (prefetched) __builtin_prefetch(left + (W + w) * left_row + k, 0, 2);
         const d_vec a = d_cells_of_row<T>(left + w * left_row + k);
 #pragma GCC unroll 4
         for (int r = 0; r < R; ++r) d_join_lanes(sum[w * R + r], a, b[r], right);

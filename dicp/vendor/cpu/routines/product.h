@@ -339,7 +339,7 @@ template <class T> static void d_product(void** args, const int64_t* sizes, bool
 }
 // The same where the columns of B are contiguous and the number of rows is known at the call only.
 template <class T> static void d_product_any_rows(void** args, const int64_t* sizes, bool biased) {
-  if (d_product_of<T>(args, sizes, biased).rows <= d_most_dots<T>) d_dots_of<T>(args, sizes, biased);
+  if (d_product_of<T>(args, sizes, biased).rows <= d_most_dots) d_dots_of<T>(args, sizes, biased);
   else d_product<T>(args, sizes, biased);
 }
 // The transposed product: rows of B's transpose are read in place, as they lie in a linear layer's
@@ -384,7 +384,7 @@ static void d_product_grouped(void** args, const int64_t* sizes) {
     const d_matrix<T> left = {(const T*)args[0] + from * steps[0], 0, steps[0], steps[1]};
     const d_matrix<T> right = {(const T*)args[1] + g * steps[2], 0, steps[3], steps[4]};
     T* out = c + from * steps[5];
-    if (end > from && end - from <= d_most_dots<T> && steps[3] == 1)
+    if (end > from && end - from <= d_most_dots && steps[3] == 1)
       d_dots<T, T>{1, end - from, columns, sizes[3], left, right, nullptr, false, out, 0, steps[5], d_none}.run();
     else if (end > from)
       d_products<T>{1, end - from, columns, sizes[3], left, right, nullptr, false, out, 0, steps[5], d_none}.run();

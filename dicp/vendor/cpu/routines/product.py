@@ -72,8 +72,7 @@ def _variant(dtype: torch.dtype, rows: int, columns: Size, right: Sequence[Any])
         if rows == 1:
             return "dots"
         return "product_transposed" if rows <= MAX_TRANSPOSED_TILE_ROWS else "product"
-    wide_vectors = dtype == torch.float32 and has_feature("avx512f")
-    if rows <= (MAX_DOTS if wide_vectors else MAX_NARROW_DOTS):
+    if rows <= (MAX_DOTS if has_feature("avx512f") else MAX_NARROW_DOTS):
         return "dots"
     vectors = -(-rows // TRANSPOSED_VECTOR)
     filled = rows >= TRANSPOSED_FILL * TRANSPOSED_VECTOR * vectors
