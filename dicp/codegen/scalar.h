@@ -88,6 +88,15 @@ d_inline double d_erf(double x) { return erf(x); }
 // ---- 16-bit floats: stored as bits, computed in float --------------------------------------
 d_inline uint32_t d_bits(float x) { uint32_t u; D_NATIVE(memcpy)(&u, &x, 4); return u; }
 d_inline float d_float(uint32_t u) { float x; D_NATIVE(memcpy)(&x, &u, 4); return x; }
+// -x, for g++ no negation: it joins one and a sum into a difference.
+d_inline float d_flipped(float x) { return d_float(d_bits(x) ^ 0x80000000u); }
+d_inline double d_flipped(double x) {
+  uint64_t u;
+  D_NATIVE(memcpy)(&u, &x, 8);
+  u ^= (uint64_t)1 << 63;
+  D_NATIVE(memcpy)(&x, &u, 8);
+  return x;
+}
 #ifndef D_HALVES
 d_inline float d_from_bf16(d_bf16 x) { return d_float((uint32_t)x << 16); }
 d_inline d_bf16 d_to_bf16(float x) {

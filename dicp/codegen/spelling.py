@@ -121,8 +121,8 @@ VARIANTS = {
     "neg_by_bits": "d_flipped({0})",
     "sub_by_bits": "{0} + d_flipped({1})",
 }
-"""Other forms of operators, which a kernel's schedule chooses. scalar.h has the first; a target for
-GPUs defines the others but the last two, which the host does."""
+"""Other forms of operators, which a kernel's schedule chooses. scalar.h has the first and the last
+two; a target for GPUs defines the others."""
 SHARED = {"normalized": "1 / {1}"}
 """What a row of VARIANTS computes once for all elements with the same second operand."""
 

@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dicp.dynamo_bridge.analysis.values import is_contiguous, shape_of, strides_of
 from dicp.torch_private import HOST, OpOverload, pytree
 
 aten = torch.ops.aten
@@ -171,6 +170,12 @@ def with_strides_of_both(op: OpOverload, rule: Callable[..., Any] | None) -> Cal
     """
 
     def strided(x: Any, y: Any, **kwargs: Any) -> Any:
+        from dicp.dynamo_bridge.analysis.values import (  # sympy, which the device does not need
+            is_contiguous,
+            shape_of,
+            strides_of,
+        )
+
         tensors = [z for z in (x, y) if isinstance(z, Tensor)]
         differ = len({(shape_of(z), strides_of(z)) for z in tensors}) > 1
         plain = all(z.dtype == torch.bool or is_contiguous(z) for z in tensors)

@@ -67,7 +67,7 @@ def decomposed(x: Tensor) -> Tensor:
         (lambda x, y: x.mm(y), ((4, 8), (8, 6)), ["product"], ["dots"]),
         (F.conv2d, ((1, 2, 8, 8), (3, 2, 3, 3)), ["convolution"], ["convolution_filters"]),
         (attend, ((1, 2, 8, 4),), ["attention"], ["attention_gradients"]),
-        (decomposed, ((4, 8, 8),), ["dots", "attention"], ["product", "attention_gradients"]),
+        (decomposed, ((4, 4, 8),), ["dots", "attention"], ["product", "attention_gradients"]),
         (torch.add, ((4, 8), (4, 8)), [], []),
     ],
 )

@@ -251,7 +251,8 @@ def _rounds_apart(node: fx.Node, out: fx.Node) -> bool:
 def _dropping(match: Match, last: fx.Node) -> tuple[Any, set[fx.Node]] | None:
     """The gradient of the probabilities after dropout, and the nodes that apply the dropout mask.
 
-    None where the backward part does not multiply it by the forward part's mask / (1 - dropout_p).
+    None where the backward part does not multiply it by the forward part's mask and 1 / (1 -
+    dropout_p).
     """
     dropout_p = match.bound.get("dropout_p")
     if dropout_p is None:
@@ -260,15 +261,13 @@ def _dropping(match: Match, last: fx.Node) -> tuple[Any, set[fx.Node]] | None:
     masks, step = _aliases_of_result(dropout, 1), _root(last.args[0])
     if getattr(step, "target", None) is not aten.mul.Tensor:
         return None
-    given, factor = step.args
-    scaled = _root(factor)
-    if getattr(scaled, "target", None) is not aten.mul.Tensor or scaled.args[0] not in masks:
+    masked, number = _root(step.args[0]), uniform_value(step.args[1])
+    if getattr(masked, "target", None) is not aten.mul.Tensor or masked.args[1] not in masks:
         return None
-    number = uniform_value(scaled.args[1])
     if number is None or abs(float(number) * (1.0 - dropout_p) - 1.0) > 1e-7:
         return None
-    inner = {dropout, *dropout.users, *masks, *_aliases_of_result(dropout, 0), *_aliases(scaled)}
-    return given, inner | {*_chain_to(last.args[0], step)}
+    inner = {dropout, *dropout.users, *masks, *_aliases_of_result(dropout, 0), *_aliases(masked)}
+    return masked.args[0], inner | {*_chain_to(last.args[0], step)}
 
 
 def _only(nodes: list[fx.Node]) -> fx.Node | None:

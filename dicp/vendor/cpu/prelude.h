@@ -143,16 +143,6 @@ template <class T> d_inline int64_t d_first(const T* x, int64_t n, T& value) {
 #define D_VECTOR_BYTES 16
 #endif
 
-// -x, for g++ no negation: it joins one and a sum into a difference.
-d_inline float d_flipped(float x) { return d_float(d_bits(x) ^ 0x80000000u); }
-d_inline double d_flipped(double x) {
-  uint64_t u;
-  __builtin_memcpy(&u, &x, 8);
-  u ^= (uint64_t)1 << 63;
-  __builtin_memcpy(&x, &u, 8);
-  return x;
-}
-
 // ---- vectors of remainders ----------------------------------------------------------------------
 #ifdef D_FMOD_VECTORS
 typedef float d_fmod_vector __attribute__((vector_size(D_VECTOR_BYTES)));
