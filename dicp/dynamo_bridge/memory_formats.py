@@ -156,7 +156,7 @@ def with_strides_of_input(op: OpOverload, rule: Callable[..., Any]) -> Callable[
 
 OF_BOTH = (
     aten.complex.default, aten.copysign.Tensor, aten.div.Tensor_mode, aten.floor_divide.default,
-    aten.heaviside.default, aten.lcm.default, aten.logaddexp.default, aten.logical_and.default,
+    aten.heaviside.default, aten.logaddexp.default, aten.logical_and.default,
     aten.logical_or.default, aten.logical_xor.default,
 )  # fmt: skip
 """Pointwise operators for which PyTorch's inference orders the strides of the result as those of

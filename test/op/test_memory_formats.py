@@ -174,7 +174,10 @@ def test_memory_format(
 ORDERED_BY_BOTH = {
     "copysign": torch.copysign, "complex": torch.complex, "heaviside": torch.heaviside,
     "floor_divide": torch.floor_divide, "logaddexp": torch.logaddexp,
-    "logical_and": torch.logical_and, "lcm": lambda x, y: torch.lcm(x.int(), y.int()),
+    "logical_and": torch.logical_and, "logical_or": torch.logical_or,
+    "logical_xor": torch.logical_xor,
+    "rounded_quotient": lambda x, y: torch.div(x, y, rounding_mode="floor"),
+    "lcm": lambda x, y: torch.lcm(x.int(), y.int()),
     "power": lambda x, y: 2.0 ** (x + y),
 }  # fmt: skip
 
