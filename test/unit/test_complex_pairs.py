@@ -309,11 +309,10 @@ def test_random_programs(steps: list[Any], ends: list[Any], of_pairs: bool) -> N
         loss = torch.stack([result.abs().square().sum() for result in results]).sum()
         return [*results, *torch.autograd.grad(loss, inputs, materialize_grads=True)]
 
-    rule = Rule(strides=False, floor=4.0)
     torch._dynamo.reset()
     compiled = torch.compile(program, backend=Backend("cpu", cache=False))
     for mine, exact, theirs in zip(
         run(compiled, torch.float32), run(program, torch.float64), run(program, torch.float32),
         strict=True,
     ):  # fmt: skip
-        assert not check_tensor(mine, theirs, exact, rule)
+        assert not check_tensor(mine, theirs, exact, Rule(strides=False, floor=4.0))

@@ -28,20 +28,19 @@ CHANNELS_LAST = (0, 2, 3, 1)
 """The axes of channels-last images in memory, the contiguous one last."""
 DEPTHWISE_TAPS = (3, 5, 7)
 """Widths of depthwise filters for which there are kernels."""
+PRODUCT_BODIES = {
+    "dicp_product": "d_product<{}>(args, sizes, false)",
+    "dicp_product_biased": "d_product<{}>(args, sizes, true)",
+}
 GROUPS = {
-    "product": {
-        "dicp_product": "d_product<{}>(args, sizes, false)",
-        "dicp_product_biased": "d_product<{}>(args, sizes, true)",
-    },
+    "product": PRODUCT_BODIES,
     "product_any_rows": {
-        "dicp_product": "d_product<{}>(args, sizes, false)",
-        "dicp_product_biased": "d_product<{}>(args, sizes, true)",
+        **PRODUCT_BODIES,
         "dicp_product_any_rows": "d_product_any_rows<{}>(args, sizes, false)",
         "dicp_product_any_rows_biased": "d_product_any_rows<{}>(args, sizes, true)",
     },
     "product_grouped": {
-        "dicp_product": "d_product<{}>(args, sizes, false)",
-        "dicp_product_biased": "d_product<{}>(args, sizes, true)",
+        **PRODUCT_BODIES,
         "dicp_product_grouped": "d_product_grouped<{}>(args, sizes)",
         "dicp_product_grouped_weights": "d_product_grouped_weights<{}>(args, sizes)",
     },
@@ -103,7 +102,8 @@ GROUPS = {
 }
 """Group of routines compiled together -> entry point -> body; `{}` is the element type.
 
-Grouped products are compiled together with plain ones, as they share their tiles.
+Grouped products, and those of any number of rows, are compiled together with plain ones, as they
+share their tiles.
 """
 BODIES = {name: body for group in GROUPS.values() for name, body in group.items()}
 

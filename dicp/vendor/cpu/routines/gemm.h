@@ -254,7 +254,7 @@ d_inline d_vec d_widened(const int8_t* at) {
 // A vector of cells from adjacent numbers of type T, or from bytes that stand for such numbers.
 template <class T> d_inline d_vec d_cells_of_row(const T* at) {
   if constexpr (sizeof(T) * d_held<d_cell<T>> != sizeof(float)) return d_widened(at);
-  return (d_vec) * (const d_loose*)at;
+  return (d_vec)(*(const d_loose*)at);
 }
 template <class C> d_inline d_vec d_cells_of_bytes(const int8_t* at) {
   if constexpr (d_held<C> == 1) return d_widened(at);
