@@ -32,6 +32,9 @@ MARGIN = 6.0
 """How many times as far as the farthest of the runs a result may be: other orders of additions and
 other compositions of an operator make errors of their own size."""
 
+MASKING = 1e18
+"""Numbers from here on mask others: their size is not that of the errors beside them."""
+
 Overflow = float | Literal["any"] | None
 OVERFLOWS: tuple[float | None, ...] = (None, math.inf, -math.inf, math.nan)
 """What a sum whose terms go beyond the type's largest number becomes: in one run each, and any of
@@ -54,6 +57,10 @@ _SAME_VALUES = frozenset({
 """Operators that leave values as they are or round them to a dtype, which float64 runs do too."""
 _SUMS = frozenset({"sum", "mean", "nansum"})
 _EXTREMES = frozenset({"amax", "amin", "aminmax", "max", "min"})
+_SOFTMAX = frozenset({"_softmax", "_safe_softmax", "_log_softmax"})
+_RUNNING_MEANS = frozenset({"var_mean", "std_mean"})
+"""What adds to the mean of the elements before an element's difference from it, over their number:
+it is NaN after an infinity, and the infinity if that is the last element."""
 _CANCELLING = frozenset({
     "_softmax_backward_data", "_scaled_dot_product_flash_attention_for_cpu_backward",
 })  # fmt: skip
@@ -296,7 +303,7 @@ class Mover(TorchDispatchMode):
         super().__init__()
         self.rng, self.overflow = rng, overflow
         pairs = dict.fromkeys(range(len(wide.seen)), _UNKNOWN) | {
-            k: (_precisions(*p), _unrounded(*p), _largest(p[0]))
+            k: (_precisions(*p), _unrounded(*p), _largest(*p))
             for k, p in _alike(narrow.seen, wide.seen)
         }
         self.made = iter(pairs.values())
@@ -308,7 +315,8 @@ class Mover(TorchDispatchMode):
         # What the moved values lead to may have other operators than were recorded.
         precisions, unrounded, largest = next(self.made, _UNKNOWN) if computes(func) else _UNKNOWN
         sums = not is_pointwise(func)
-        terms = sum(map(_total, _floats((args, kwargs)))) if sums else 0.0
+        given = _floats((args, kwargs)) if sums else []
+        terms = sum(_total(op_name(func), each) for each in given)
         if any(precisions) and sums and not is_mutating(func):
             # The error of a sum is that of its terms, however small it is itself.
             eps = max(min(each, ACCUMULATED) for each in precisions if each)
@@ -375,12 +383,13 @@ def _precisions(narrow: Computed, wide: Computed) -> list[float]:
     ]  # fmt: skip
 
 
-def _selects(found: Computed) -> bool:
+def _selects(found: Computed, or_zero: bool = False) -> bool:
     """Whether each element of the results is one of the operands', as for a maximum.
 
     Programs compare it with these: a gradient of equal elements goes to all of them.
     """
     held = [each.detach().double().flatten() for each in found.operands]
+    held += [torch.zeros(1, dtype=torch.float64)] if or_zero else []
     given = [each.detach().double().flatten() for each in found.results]
     return bool(held and given) and bool(torch.isin(torch.cat(given), torch.cat(held)).all())
 
@@ -425,12 +434,18 @@ def _adds_exactly(value: torch.Tensor) -> bool:
     return bool(wide.abs().sum() * eps <= lowest)
 
 
-def _largest(narrow: Computed) -> float:
-    """The largest number of the results' type."""
+def _largest(narrow: Computed, wide: Computed) -> float:
+    """The largest number of the results' type, which sums of the operands' elements may exceed;
+    infinite where the operator adds none of them up."""
+    if narrow.name in _SOFTMAX or _selects(wide, or_zero=True):
+        return math.inf
     return min((torch.finfo(each.dtype).max for each in narrow.results), default=math.inf)
 
 
-def _total(value: torch.Tensor) -> float:
+def _total(name: str, value: torch.Tensor) -> float:
+    """The sum of the elements' magnitudes."""
+    if name in _RUNNING_MEANS and bool(value.isinf().any()):
+        return math.inf
     return float(value.abs().nan_to_num(0.0, 0.0, 0.0).sum())
 
 
@@ -456,7 +471,10 @@ def off(value: torch.Tensor, eps: float, seed: float, share: float = 1.0) -> tor
     noise = torch.rand(value.shape, generator=gen, dtype=torch.float64) - 0.5
     noise = noise + torch.rand((), generator=gen, dtype=torch.float64) - 0.5
     is_finite = value.detach().isfinite()
-    finite = value.detach()[is_finite]
-    scale = share * finite.square().mean().sqrt() if finite.numel() else 0.0
-    # Infinities have no rounding error: a run that made them NaN would explain any NaN.
-    return value + noise * eps * (torch.where(is_finite, value.abs(), 0.0) + scale)
+    summed = value.detach()[value.detach().abs() < MASKING]
+    scale = share * summed.square().mean().sqrt() if summed.numel() else 0.0
+    # Infinities have no rounding error: a run that made them NaN would explain any NaN. The largest
+    # numbers stay finite: a row that is masked by them alone is not NaN.
+    moved = value + noise * eps * (torch.where(is_finite, value.abs(), 0.0) + scale)
+    bound = torch.finfo(value.dtype).max
+    return torch.where(is_finite, moved.clamp(-bound, bound), moved)

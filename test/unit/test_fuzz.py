@@ -352,6 +352,46 @@ def test_rounding_errors_of_hidden_elements_excuse_no_nan() -> None:
     assert not is_explained(HIDDEN, 0, got, eager, exact)
 
 
+def test_means_of_rows_with_an_infinity_are_nan_or_infinite() -> None:
+    """Eager's mean beside a variance is NaN, unless the infinity is the last of its row."""
+    rows = TensorInput("x0", "float32", ((16, 2), (16, 2)), values="spiked", seed=2076764844)
+    means = Program(
+        (rows,), (Statement("torch.std_mean({f}, -1)", {"f": "x0"}, ("v0", "v1")),), ("v1",)
+    )
+    eager, got = (evaluate(means.function(), means, 0) for _ in range(2))
+    exact = truth(means, 0, eager)
+    got.outputs[0][:] = rows.build(0).mean(-1)
+    infinite = got.outputs[0].isinf() & eager.outputs[0].isnan()
+    assert infinite.any()
+    assert is_explained(means, 0, got, eager, exact)
+    got.outputs[0][infinite] = 1.0
+    assert not is_explained(means, 0, got, eager, exact)
+
+
+MASKED = Program(
+    (TensorInput("x0", "float64", ((4, 6), (4, 6)), seed=5, grad=True),),
+    (
+        Statement(
+            "F.softmax({f}.masked_fill({f} > 0, torch.finfo({f}.dtype).min) * 1.0, -1)",
+            {"f": "x0"}, ("v0",),
+        ),
+        Statement("{f}.sum(-1) * 3", {"f": "v0"}, ("v1",)),
+    ),
+    ("v1",),
+)  # fmt: skip
+
+
+def test_rounding_errors_beside_masked_scores() -> None:
+    """Their gradients are differences of equal sums; the masked ones make no run NaN."""
+    eager = evaluate(MASKED.function(), MASKED, 0)
+    exact = truth(MASKED, 0, eager)
+    place = exact.grads[0].abs().argmax()
+    for error, explained in ((3e-16, True), (1e-12, False)):
+        got = evaluate(MASKED.function(), MASKED, 0)
+        got.grads[0].flatten()[place] += error
+        assert is_explained(MASKED, 0, got, eager, exact) is explained
+
+
 NAN = TensorInput("x0", "float32", ((6, 6), (6, 6)), values="special", seed=2087588642, grad=True)
 
 
