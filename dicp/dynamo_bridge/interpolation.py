@@ -101,13 +101,21 @@ def interpolate(
     else:
         several = isinstance(scale_factor, (tuple, list))
         given = list(scale_factor) if several else [scale_factor] * len(dims)
-        sizes = [torch.sym_int(n * factor) for n, factor in zip(dims, given, strict=True)]
+        sizes = [_scaled(n, factor) for n, factor in zip(dims, given, strict=True)]
         factors = factors if recompute_scale_factor else given
     corners = () if mode.startswith("nearest") else (bool(align_corners),)
     if of_bytes:
         with torch_private.below_autograd():
             return getattr(aten, name).default(input, sizes, *corners, *factors)  # type: ignore
     return _Interpolation.apply(input, name, sizes, *corners, *factors)  # type: ignore[no-any-return]
+
+
+def _scaled(size: Any, factor: Any) -> Any:
+    """A size times a factor, rounded down; by a whole one without floating point, as shapes of
+    symbolic sizes with it are slow to compare."""
+    if isinstance(factor, (int, float)) and float(factor).is_integer():
+        return size * int(factor)
+    return torch.sym_int(size * factor)
 
 
 def unless_of_bytes(rule: Callable[..., Any]) -> Callable[..., Any]:

@@ -7,7 +7,9 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.fx.experimental.proxy_tensor import make_fx
 
+from dicp.dynamo_bridge.interpolation import interpolate
 from dicp.testing import T, op
 
 X = (2, 3, 5, 7)
@@ -135,3 +137,12 @@ def test_bytes_are_rounded_as_by_eager(mode: str, backend_name: str) -> None:
         x = torch.randint(0, 256, shape, dtype=torch.uint8)
         for mine, theirs in zip(compiled(x), resized(x), strict=True):
             assert torch.equal(mine, theirs)
+
+
+@pytest.mark.parametrize("factor", [2, 2.0, (3, 1.0)])
+def test_whole_factors_scale_symbolic_sizes_in_integers(factor: Any) -> None:
+    """Shapes that hold floating point expressions take minutes to compare in a large graph."""
+    traced = make_fx(lambda x: interpolate(x, scale_factor=factor), tracing_mode="symbolic")
+    *_, output = traced(torch.randn(X)).graph.nodes
+    sizes = [n.node.expr for n in output.args[0].meta["val"].shape[2:]]
+    assert all(len(n.args) == 2 and n.args[0].is_Integer for n in sizes if n.args), sizes
