@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 
 from dicp.compare import Rule, check_tensor
+from dicp.config import Config
 from dicp.testing import T, op
 
 Q, KV = (2, 4, 9, 16), (2, 4, 13, 16)
@@ -211,13 +212,16 @@ def test_op(case: Any, check_op: Any) -> None:
 
 EXACT = ("cpugraph", "topsgraph", "ascendgraph")
 """Targets whose backward does not read the rounded log-sum-exp of a row of large scores."""
+SANITIZED = any(flag.startswith("-fsanitize") for flag in Config.from_env().cxx_flags)
 
 
 @pytest.mark.parametrize(("rows", "keys"), [(1, 1), (2, 2), (64, 1), (64, 64), (64, 400)])
 @pytest.mark.parametrize("largest", [1.0, 30.0, 1000.0])
 def test_gradients_of_large_scores(rows: int, keys: int, largest: float, backend_name: str) -> None:
     # A fused backward that reads a log-sum-exp, which float32 rounds, is off by that rounding.
-    rule = Rule(floor=1.0 if backend_name in EXACT else 16.0)
+    # Sanitizers keep g++ from vectorizing sums: one accumulator adds up all keys.
+    floor = 4.0 if SANITIZED else 1.0
+    rule = Rule(floor=floor if backend_name in EXACT else 16.0)
     check_gradients(rows, keys, largest, backend_name, rule)
 
 
