@@ -192,11 +192,15 @@ class Emitter(Values[int]):
         return operator(expr, args)
 
     def read(self, item: Read, guard: str) -> str:
-        text = widened(self._place(item, guard), item.ref.dtype)
+        text = self.loaded(item, guard)
         if guard:
             zero = "false" if item.dtype == torch.bool else f"({VALUE_TYPE[item.dtype]})0"
             return f"{self.selector(guard, self.place_of(item, guard))} ? {text} : {zero}"
         return text
+
+    def loaded(self, item: Read, guard: str) -> str:
+        """An element in memory as a value."""
+        return widened(self._place(item, guard), item.ref.dtype)
 
     def selector(self, condition: str, place: int) -> str:
         """A condition as it is tested where it selects one of two values, at `place`."""

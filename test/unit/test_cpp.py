@@ -84,6 +84,10 @@ GRAPHS: dict[str, Callable[[], tuple[Callable[..., Any], list[Any], dict[str, An
         [torch.zeros(4, 3, dtype=torch.int64), f32(10, 6, grad=True)], {},
     ),
     "bf16": lambda: (lambda x: F.gelu(x.bfloat16()).sum(1), [f32(4, 16)], {}),
+    "float16": lambda: (
+        lambda x, y: (F.relu(x + 1), x.sum(0), y.softmax(1)),
+        [f32(70, 96).half(), f32(4, 1000).half()], {},
+    ),
     "dynamic": lambda: (
         lambda x, y: (x.reshape(-1, x.shape[2]) + y).softmax(-1),
         [f32(2, 3, 7), f32(7)], {"dynamic": True},

@@ -30,6 +30,7 @@ def sample(x: Tensor, y: Tensor, h: Tensor, i: Tensor, d: Tensor) -> list[Tensor
         x.softmax(1), F.layer_norm(x, x.shape[1:]), x.sum(0), (x * y).sum(1), x.cos().argmax(1),
         x.argmin(0), *(x + y).max(1), x.cumsum(1), (x > y).to(torch.int32).cumsum(0),
         x.t().contiguous() + 1, h.float() * 2, (h * h.exp()).to(torch.bfloat16), i // 7 % 5,
+        h / 3, h.sum(0), h.softmax(1),
         (x * 1e10).to(torch.int32), x.pow(3).rsqrt().nan_to_num(7), d.atan2(d.t()).sum(1), d.exp(),
         torch.cat([x, y], 1).roll(3, 1), F.max_pool2d(x[None], 2), x.amax(0), x.var(1),
         x.new_zeros(9, 65).index_add(0, i[:, 0].abs() % 9, x[: len(i)]), x.logsumexp(1),

@@ -50,6 +50,24 @@ class Strip:
     prefetch: tuple[Prefetch, ...] = ()
 
 
+@dataclass(frozen=True)
+class BlockSizes:
+    """Sizes of the blocks of loops in which float16 elements are converted at once."""
+
+    fewest: int = 0
+    """Iterations of a loop from which they are."""
+    single: int = 0
+    """Iterations up to which the whole loop is a block."""
+    in_registers: tuple[int, ...] = ()
+    """Sizes of blocks that stay in registers: one of them must divide the loop's."""
+    in_cache: int = 0
+    """The size of other blocks, the last of which may be shorter."""
+
+    def even(self, size: Size) -> int | None:
+        """The size of blocks in registers that divide a loop."""
+        return next((n for n in self.in_registers if size % n == 0), None)
+
+
 @dataclass(frozen=True, eq=False)
 class HostForm(Form):
     """A form of the host: its loops, divided by `team` if there is one."""
@@ -59,6 +77,7 @@ class HostForm(Form):
     """Whether the compiler is kept from vectorizing loops around the last one."""
     stack_bytes: int = field(default=0, kw_only=True)
     """Bytes of a thread's stack for arrays; what does not fit lies in the workspace."""
+    converted: BlockSizes = field(default=BlockSizes(), kw_only=True)
     hidden: frozenset[tuple[Var, int]] = field(default=frozenset(), kw_only=True)
     """Vectorized loops, and steps between their elements that the compiler is not told."""
 

@@ -192,6 +192,92 @@ d_define_fmod(_ZGVeN16vv_fmodf, 64)
 #endif
 #endif
 
+// ---- vectors of float16 ---------------------------------------------------------------------------
+// g++ 12 vectorizes d_from_f16 and d_to_f16 as integer arithmetic. These are the processor's instructions,
+// with the same results but for the bits of a NaN.
+template <int N> struct d_f16_lanes {
+  typedef short half __attribute__((vector_size(2 * N)));
+  typedef float full __attribute__((vector_size(4 * N)));
+};
+#if defined(__F16C__)
+#define D_FEWEST_F16 8
+d_inline d_f16_lanes<8>::full d_widened(d_f16_lanes<8>::half h) { return __builtin_ia32_vcvtph2ps256(h); }
+d_inline d_f16_lanes<8>::half d_narrowed(d_f16_lanes<8>::full x) { return __builtin_ia32_vcvtps2ph256(x, 0); }
+#elif defined(__aarch64__)
+#define D_FEWEST_F16 4
+d_inline d_f16_lanes<4>::full d_widened(d_f16_lanes<4>::half h) {
+  d_f16_lanes<4>::full x;
+  asm("fcvtl %0.4s, %1.4h" : "=w"(x) : "w"(h));
+  return x;
+}
+d_inline d_f16_lanes<4>::half d_narrowed(d_f16_lanes<4>::full x) {
+  d_f16_lanes<4>::half h;
+  asm("fcvtn %0.4h, %1.4s" : "=w"(h) : "w"(x));
+  return h;
+}
+#endif
+#if defined(__F16C__) && defined(__AVX512F__)
+#define D_MOST_F16 16
+d_inline d_f16_lanes<16>::full d_widened(d_f16_lanes<16>::half h) {
+  return __builtin_ia32_vcvtph2ps512_mask(h, d_f16_lanes<16>::full{}, (uint16_t)-1, 4);
+}
+d_inline d_f16_lanes<16>::half d_narrowed(d_f16_lanes<16>::full x) {
+  return __builtin_ia32_vcvtps2ph512_mask(x, 0, d_f16_lanes<16>::half{}, (uint16_t)-1);
+}
+#elif defined(D_FEWEST_F16)
+#define D_MOST_F16 D_FEWEST_F16
+#endif
+#if defined(__F16C__)
+d_inline void d_convert_one(d_f16 from, float& to) {
+  to = __builtin_ia32_vcvtph2ps(d_f16_lanes<8>::half{(short)from})[0];
+}
+d_inline void d_convert_one(float from, d_f16& to) {
+  to = __builtin_ia32_vcvtps2ph(d_f16_lanes<4>::full{from}, 0)[0];
+}
+#else
+d_inline void d_convert_one(d_f16 from, float& to) { to = d_from_f16(from); }
+d_inline void d_convert_one(float from, d_f16& to) { to = d_to_f16(from); }
+#endif
+#if defined(D_MOST_F16)
+template <int N> d_inline void d_convert_lanes(const d_f16* from, float* to) {
+  typename d_f16_lanes<N>::half h;
+  __builtin_memcpy(&h, from, sizeof(h));
+  const typename d_f16_lanes<N>::full x = d_widened(h);
+  __builtin_memcpy(to, &x, sizeof(x));
+}
+template <int N> d_inline void d_convert_lanes(const float* from, d_f16* to) {
+  typename d_f16_lanes<N>::full x;
+  __builtin_memcpy(&x, from, sizeof(x));
+  const typename d_f16_lanes<N>::half h = d_narrowed(x);
+  __builtin_memcpy(to, &h, sizeof(h));
+}
+// Vectors of the lengths that the loop over the floats has, too: a load that finds a part of its bytes in
+// a store that has not reached the cache waits for it.
+template <class From, class To> d_inline void d_convert(const From* from, To* to, int64_t count) {
+  int64_t i = 0;
+  for (; i + D_MOST_F16 <= count; i += D_MOST_F16) d_convert_lanes<D_MOST_F16>(from + i, to + i);
+  for (; i + D_FEWEST_F16 <= count; i += D_FEWEST_F16) d_convert_lanes<D_FEWEST_F16>(from + i, to + i);
+  for (; i < count; ++i) {
+    asm("");  // not vectorized, which would take compile time
+    d_convert_one(from[i], to[i]);
+  }
+}
+#else
+template <class From, class To> d_inline void d_convert(const From* from, To* to, int64_t count) {
+#pragma omp simd
+  for (int64_t i = 0; i < count; ++i) d_convert_one(from[i], to[i]);
+}
+#endif
+static __attribute__((noinline)) void d_widen(const d_f16* from, float* to, int64_t count) {
+  d_convert(from, to, count);
+}
+static __attribute__((noinline)) void d_narrow(const float* from, d_f16* to, int64_t count) {
+  d_convert(from, to, count);
+}
+// A whole array, which stays in registers where it is short.
+template <int N> d_inline void d_widen(const d_f16* from, float (&to)[N]) { d_convert(from, to, N); }
+template <int N> d_inline void d_narrow(const float (&from)[N], d_f16* to) { d_convert(from, to, N); }
+
 // ---- non-temporal stores ------------------------------------------------------------------------
 typedef float d_non_temporal __attribute__((vector_size(D_VECTOR_BYTES)));
 #if defined(__clang__)

@@ -116,14 +116,10 @@ class RowsWriter(Passes[Rows]):
         size, limits = self.size(var.size), ("block", "block_end")
         block = self.push((), scope.indent + 1)
         self._pass(online.top, block, limits)
-        body = self.push((var,), block.indent + 1)
-        self.statements((total,))
-        self.pop(body)
+        simd = self._simd([total]) + half_vectors(online.top.half_vectors)
+        pragma = [margin(block.indent) + simd]
+        loop = self._inner_loop((total,), var, block.indent, pragma, limits)
         self.pop(block)
-        loop = [
-            margin(block.indent) + self._simd([total]) + half_vectors(online.top.half_vectors),
-            *self._loop(var, body, block.indent, limits),
-        ]
         scope.lines += [
             f"{pad}float {most} = -d_inff; double total_{total.name} = 0;",
             f"{pad}for (int64_t block = 0; block < {size}; block += {online.block}) {{",

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Generic, TypeVar
 
 import torch
@@ -10,9 +11,10 @@ import torch
 from dicp.codegen.types import STORAGE_TYPE, VALUE_TYPE
 from dicp.codegen.values import Scope, margin
 from dicp.loop.ir.expr import Read
-from dicp.loop.ir.index import FloorDiv, Index, Mod, Var, is_below
-from dicp.loop.ir.kernel import Kernel
+from dicp.loop.ir.index import FloorDiv, Index, Mod, Size, Var, is_below
+from dicp.loop.ir.kernel import Kernel, Reduce, Stmt
 from dicp.vendor.cpu.form import LINE_BYTES, HostForm, Strip, Team
+from dicp.vendor.cpu.render.conversions import Block, Converted
 from dicp.vendor.cpu.render.strips import Strips
 
 CHUNKS = "d_chunks()"
@@ -133,6 +135,67 @@ class Loops(Strips, Generic[F]):
     ) -> list[str]:
         return [f"{margin(indent)}{self._for(var, bounds)} {{", *body.lines, f"{margin(indent)}}}"]
 
+    def _inner_loop(
+        self, stmts: Sequence[Stmt], var: Var, indent: int, pragma: Sequence[str],
+        bounds: tuple[str, str] | None = None, emit: Callable[[], None] | None = None,
+        size: Size | None = None,
+    ) -> list[str]:  # fmt: skip
+        """The loop over `var` with `pragma`, in blocks where float16 elements of `stmts` are
+        converted. `emit` emits its body, by default `stmts`; `size`: its iterations, if known."""
+        emit = emit or partial(self.statements, stmts)
+        block = self._converted_block(stmts, var, bounds, size)
+        if block is None:
+            body = self.push((var,), indent + 1)
+            emit()
+            self.pop(body)
+            return [*pragma, *self._loop(var, body, indent, bounds)]
+        around = self.push((), indent + 1)
+        converted = self.begin_conversions(stmts, block)
+        body = self.push((var,), indent + 2)
+        emit()
+        self.pop(body)
+        self.end_conversions()
+        self.pop(around)
+        lines = [*("  " + line for line in pragma),
+                 *self._loop(var, body, indent + 1, ("start", "end"))]  # fmt: skip
+        return self._in_converted_blocks(block, around.lines, [converted], lines, indent)
+
+    def _converted_block(
+        self, stmts: Sequence[Stmt], var: Var, bounds: tuple[str, str] | None, size: Size | None
+    ) -> Block | None:
+        """The blocks of a loop whose float16 elements are converted, if it is one."""
+        sizes, size = self.form.converted, var.size if bounds is None else size
+        few = isinstance(size, int) and size < sizes.fewest
+        if few or not self.is_converted(stmts, var):
+            return None
+        limits = bounds or ("0", self.size(var.size))
+        if isinstance(size, int) and size <= sizes.single:
+            return Block(var, limits, size, is_even=True, is_single=True)
+        even = None if self._folds(stmts) or size is None else sizes.even(size)
+        return Block(var, limits, even or sizes.in_cache, is_even=even is not None)
+
+    def _folds(self, stmts: Sequence[Stmt]) -> bool:
+        """Whether a loop over `stmts` folds vectors at its end, as often as there are blocks."""
+        return any(isinstance(s, Reduce) for s in stmts)
+
+    def _in_converted_blocks(
+        self, block: Block, around: Sequence[str], converted: Sequence[Converted],
+        loop: Sequence[str], indent: int,
+    ) -> list[str]:  # fmt: skip
+        """The blocks of a loop: `around`, conversions, and the `loop` over a block between them."""
+        (low, high), step, pad = block.limits, block.size, margin(indent + 1)
+        head = f"for (int64_t start = {low}; start < {high}; start += {step}) {{"
+        if block.is_single:
+            head = f"{{ const int64_t start = {low};"
+        end = f"start + {step}" if block.is_even else block_end("start", step, high)
+        return [
+            margin(indent) + head,
+            f"{pad}const int64_t end = {end}, {block.var.key} = start;",
+            *around, *(pad + text for each in converted for text in each.before),
+            *loop, *(pad + text for each in converted for text in each.after),
+            f"{margin(indent)}}}",
+        ]  # fmt: skip
+
     def _strips(
         self, strips: Sequence[Strip], var: Var, indent: int, pragma: list[str],
         outermost: bool = False,
@@ -145,11 +208,15 @@ class Loops(Strips, Generic[F]):
                 own = self._by_cache_lines(strip, var, indent)
                 lines += self._divided(self.form.team, own) if outermost else own
                 continue
-            body = self.push((var,), indent + 1)
-            self.statements(strip.range.stmts)
-            bounds = (self.size(strip.range.low), self.size(strip.range.high))
-            lines += [*pragma, *self._loop(var, body, indent, bounds)]
-            self.pop(body)
+            stmts = strip.range.stmts
+            low, high = strip.range.low, strip.range.high
+            bounds, size = (self.size(low), self.size(high)), high - low
+            if outermost and self._converted_block(stmts, var, bounds, size):
+                simd = [f"{margin(indent)}#pragma omp simd"]
+                own = self._inner_loop(stmts, var, indent, simd, bounds, size=size)
+                lines += self._divided(self.form.team, own)
+            else:
+                lines += self._inner_loop(stmts, var, indent, pragma, bounds, size=size)
         return lines
 
     def _scalar_rows(self, indent: int) -> list[str]:

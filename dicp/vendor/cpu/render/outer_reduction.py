@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import partial
 
 import torch
 
 from dicp.codegen.spelling import combine
 from dicp.codegen.types import VALUE_TYPE, start_value
 from dicp.codegen.values import Scope, local, margin
-from dicp.loop.ir.index import Var
-from dicp.loop.ir.kernel import Kernel, Phase, Reduce, Scan
+from dicp.loop.ir.index import Size, Var
+from dicp.loop.ir.kernel import Kernel, Phase, Reduce, Scan, Stmt
 from dicp.vendor.cpu.form import Columns, Team, divides
+from dicp.vendor.cpu.render.conversions import Converted
 from dicp.vendor.cpu.render.loops import CHUNKS, Loops, block_end
 
 
@@ -88,32 +90,23 @@ class ColumnsWriter(Loops[Columns]):
             self.pop(around)
             scope.lines += self._nest(whole, [*around.lines, *lines], scope.indent, first_range)
 
-    def _row(
-        self, phase: Phase, loops: Sequence[Var], indent: int, column: Var, long: Sequence[Reduce]
-    ) -> tuple[Scope, Scope]:  # fmt: skip
-        """What is computed for a row, inside `loops`, and for each of its columns."""
-        middle = self.push(loops, indent)
-        body = self.push((column,), indent + 1)
+    def _columns(self, phase: Phase, column: Var, long: Sequence[Reduce]) -> None:
+        """Emits what is computed for each column of a row."""
         for stmt in phase.stmts:
             if isinstance(stmt, Reduce):
                 value, rows = self.value(stmt.value), f"rows_{stmt.name}"
                 text = self._combine_at(stmt, value, f"{column.key} - tile")
                 if stmt in long:
                     text = f"{rows} = {combine(stmt.op, rows, value)};"
-                body.lines.append(margin(body.indent) + text)
+                self.line(text)
             elif isinstance(stmt, Scan):
                 slot = f"column_{stmt.name}[{column.key} - tile]"
                 value = combine(stmt.op, slot, self.value(stmt.value))
                 ctype = VALUE_TYPE[stmt.dtype]
-                body.lines.append(
-                    f"{margin(body.indent)}const {ctype} {local(stmt.name)} = {slot} = {value};"
-                )
+                self.line(f"const {ctype} {local(stmt.name)} = {slot} = {value};")
                 self.named_here(stmt.name)
             else:
                 self.statements((stmt,))
-        self.pop(body)
-        self.pop(middle)
-        return middle, body
 
     def _rows_together(
         self, phase: Phase, loops: Sequence[Var], scope: Scope, column: Var,
@@ -123,9 +116,13 @@ class ColumnsWriter(Loops[Columns]):
         jammed rows are added up before they are added to the column's total."""
         indent, jam = scope.indent + len(loops), self.form.jam
         if jam == 1:
-            middle, body = self._row(phase, loops, indent, column, sums)
-            pragma = f"{margin(indent)}#pragma omp simd"
-            inner = [pragma, *self._loop(column, body, indent, ("tile", "tile_end"))]
+            middle = self.push(loops, indent)
+            pragma, emit = "#pragma omp simd", partial(self._columns, phase, column, sums)
+            inner = self._inner_loop(
+                phase.stmts, column, indent, [margin(indent) + pragma], ("tile", "tile_end"), emit,
+                self._tile_size(column),
+            )  # fmt: skip
+            self.pop(middle)
             return self._nest(loops, [*middle.lines, *inner], scope.indent, limits)
         outer, last = loops[:-1], loops[-1]
         low, high = ("0", self.size(last.size)) if outer or not limits else limits
@@ -142,25 +139,52 @@ class ColumnsWriter(Loops[Columns]):
         column: Var, sums: Sequence[Reduce],
     ) -> list[str]:  # fmt: skip
         """The loop over rows within `limits`, `count` of them at a time."""
-        pad = margin(indent)
+        pad, tile = margin(indent), ("tile", "tile_end")
+        block = self._converted_block(phase.stmts, column, tile, self._tile_size(column))
+        depth = indent + (block is not None)
         before: list[str] = []
         inside: list[str] = []
+        converted: list[Converted] = []
         for k in range(count):
             name = self._rows[row] = f"{row.key}_{k}"
-            middle, body = self._row(phase, (row,), indent, column, sums)
+            middle = self.push((row,), indent)
+            if block is not None:
+                converted.append(self.begin_conversions(phase.stmts, block))
+            body = self.push((column,), depth + 1)
+            self._columns(phase, column, sums)
+            self.pop(body)
+            self.end_conversions()
+            self.pop(middle)
             before += [f"{pad}const int64_t {name} = first + {k};", *middle.lines]
-            inside += [f"{pad}  {{", *body.lines, f"{pad}  }}"]
+            inside += [f"{margin(depth)}  {{", *body.lines, f"{margin(depth)}  }}"]
         del self._rows[row]
+        own, bounds = margin(depth), tile if block is None else ("start", "end")
+        loop = [
+            f"{own}#pragma omp simd",
+            f"{own}{self._for(column, bounds)} {{",
+            *(f"{own}  {VALUE_TYPE[s.dtype]} rows_{s.name} = 0;" for s in sums),
+            *inside,
+            *(f"{own}  column_{s.name}[{column.key} - tile] += rows_{s.name};" for s in sums),
+            f"{own}}}",
+        ]  # fmt: skip
+        if block is not None:
+            loop = self._in_converted_blocks(block, [], converted, loop, indent)
         return [
             f"{margin(indent - 1)}for (int64_t first = {limits[0]}; first < {limits[1]}; "
             f"first += {count}) {{",
-            *before,
-            f"{pad}#pragma omp simd", f"{pad}{self._for(column, ('tile', 'tile_end'))} {{",
-            *(f"{pad}  {VALUE_TYPE[s.dtype]} rows_{s.name} = 0;" for s in sums),
-            *inside,
-            *(f"{pad}  column_{s.name}[{column.key} - tile] += rows_{s.name};" for s in sums),
-            f"{pad}}}", f"{margin(indent - 1)}}}",
+            *before, *loop, f"{margin(indent - 1)}}}",
         ]  # fmt: skip
+
+    def _tile_size(self, column: Var) -> Size | None:
+        """What the number of columns of a tile is a multiple of, as far as conversions need it."""
+        size, tile = column.size, self.form.tile
+        if isinstance(size, int) and size <= tile:
+            return size
+        block = self.form.converted.even(size)
+        return None if block is None or tile % block else size
+
+    def _folds(self, stmts: Sequence[Stmt]) -> bool:
+        return False
 
     def _open_row_blocks(
         self, scope: Scope, first: Var, step: int, limits: tuple[str, str] | None,
@@ -248,19 +272,21 @@ class ColumnsWriter(Loops[Columns]):
         self, scope: Scope, phases: Iterable[Phase], column: Var, accs: Sequence[Reduce]
     ) -> None:
         stmts = [s for p in phases for s in p.stmts]
-        body = self.push((column,), scope.indent + 1)
-        for stmt in accs:
-            source, dtype = (
-                ("column_at_", torch.int64) if stmt.finds_position else ("column_", stmt.dtype)
-            )
-            body.lines.append(
-                f"{margin(body.indent)}const {VALUE_TYPE[dtype]} {_result(stmt)} = "
-                f"({VALUE_TYPE[dtype]}){source}{stmt.name}[{column.key} - tile];"
-            )
-            self.named_here(stmt.name)
-        self.statements(stmts)
-        scope.lines += self._loop(column, body, scope.indent, ("tile", "tile_end"))
-        self.pop(body)
+
+        def emit() -> None:
+            for stmt in accs:
+                source, dtype = (
+                    ("column_at_", torch.int64) if stmt.finds_position else ("column_", stmt.dtype)
+                )
+                self.line(
+                    f"const {VALUE_TYPE[dtype]} {_result(stmt)} = "
+                    f"({VALUE_TYPE[dtype]}){source}{stmt.name}[{column.key} - tile];"
+                )
+                self.named_here(stmt.name)
+            self.statements(stmts)
+
+        bounds, size = ("tile", "tile_end"), self._tile_size(column)
+        scope.lines += self._inner_loop(stmts, column, scope.indent, [], bounds, emit, size)
 
 
 def _result(stmt: Reduce) -> str:

@@ -104,15 +104,13 @@ class Passes(Loops[F]):
         if over.strips:
             inner = self._strips(over.strips, last, middle.indent, pragma)
         else:
-            body = self.push((last,), middle.indent + 1)
+            in_blocks = bool(over.blocks or over.extrema)
+            bounds = ("block", "block_end") if in_blocks else limits
             self.kept_at = {place.name: f"{last.key} - block" for place in over.extrema}
-            self.statements(stmts)
+            inner = self._inner_loop(stmts, last, middle.indent, pragma, bounds)
             self.kept_at = {}
-            if over.blocks or over.extrema:
-                inner = self._in_blocks(over, body, middle.indent, limits, pragma)
-            else:
-                inner = [*pragma, *self._loop(last, body, middle.indent, limits)]
-            self.pop(body)
+            if in_blocks:
+                inner = self._in_blocks(over, inner, middle.indent, limits)
         inner = [*self._scalar_rows(middle.indent), *inner]
         if not outer:
             scope.lines += inner
@@ -122,8 +120,7 @@ class Passes(Loops[F]):
         scope.lines += nest
 
     def _in_blocks(
-        self, over: Pass, body: Scope, indent: int, limits: tuple[str, str] | None,
-        pragma: list[str],
+        self, over: Pass, loop: list[str], indent: int, limits: tuple[str, str] | None
     ) -> list[str]:  # fmt: skip
         """The last loop in blocks, each with its own accumulators of sums and extrema."""
         var, long, places = over.loops[-1], over.blocks, over.extrema
@@ -148,8 +145,7 @@ class Passes(Loops[F]):
             f"{margin(indent)}for (int64_t block = {low}; block < {high}; block += {step}) {{",
             f"{pad}const int64_t block_end = {block_end('block', step, high)};",
             *starts,
-            *("  " + line for line in pragma),
-            *("  " + line for line in self._loop(var, body, indent, ("block", "block_end"))),
+            *("  " + line for line in loop),
             *ends,
             f"{margin(indent)}}}",
         ]  # fmt: skip
@@ -264,16 +260,12 @@ class Passes(Loops[F]):
         ]  # fmt: skip
 
     def _remainder(self, over: Pass, indent: int, limits: tuple[str, str]) -> list[str]:
-        last, pad = over.loops[-1], margin(indent + 1)
-        body = self.push((last,), indent + 2)
-        self.statements(over.phase.stmts)
-        self.pop(body)
-        simd = self._simd([s for s in over.phase.stmts if isinstance(s, Reduce)])
+        last, pad, stmts = over.loops[-1], margin(indent + 1), over.phase.stmts
+        simd = self._simd([s for s in stmts if isinstance(s, Reduce)])
         return [
             f"{margin(indent)}{{",
             *(f"{pad}{VALUE_TYPE[s.dtype]} {local(s.name)} = 0;" for s in over.blocks),
-            pad + simd,
-            *self._loop(last, body, indent + 1, limits),
+            *self._inner_loop(stmts, last, indent + 1, [pad + simd], limits),
             *(f"{pad}total_{s.name} += {local(s.name)};" for s in over.blocks),
             f"{margin(indent)}}}",
         ]

@@ -91,15 +91,13 @@ class TransposedWriter(Loops[Transposed]):
             place = f"({crossing.key} - tile0) * {width} + {last.key} - tile1"
             self.staged[ref, index] = f"{name}[{place}]"
         row_scope = self.push([crossing], base.indent + 1)
-        scope = self.push((last,), base.indent + 2)
-        self.statements(part.stmts)
-        self.pop(scope)
+        pragma = [f"{margin(row_scope.indent)}#pragma omp simd"]
+        limits = ("tile1", "end1")
+        loop = self._inner_loop(part.stmts, last, row_scope.indent, pragma, limits)
         self.pop(row_scope)
         return [
             *base.lines, f"{margin(base.indent)}{self._for(crossing, ('tile0', 'end0'))} {{",
-            *row_scope.lines, f"{margin(base.indent + 1)}#pragma omp simd",
-            *self._loop(last, scope, base.indent + 1, ("tile1", "end1")),
-            f"{margin(base.indent)}}}",
+            *row_scope.lines, *loop, f"{margin(base.indent)}}}",
         ]  # fmt: skip
 
     def _copy(self, part: Range, base: Scope) -> list[str]:

@@ -21,31 +21,31 @@ class PrefixSumsWriter(Loops[PrefixSums]):
         (phase,), (var,), pad = kernel.phases, kernel.reduction, margin(depth)
         running = [s for s in phase.stmts if isinstance(s, Scan)]
         limits, place = ("block", "block_end"), f"[{var.key} - block]"
-        before = self.push((var,), depth + 2)
-        for s in running:
-            value = self.value(s.value)
-            before.lines.append(f"{margin(depth + 2)}part_{s.name}{place} = {value};")
-        self.pop(before)
-        after = self.push((var,), depth + 2)
-        for s in running:
-            ctype = VALUE_TYPE[s.dtype]
-            after.lines.append(
-                f"{margin(depth + 2)}const {ctype} {local(s.name)} = part_{s.name}{place};"
-            )
-            self.named_here(s.name)
-        self.statements(kernel.stores())
-        self.pop(after)
-        pragma = f"{pad}  #pragma omp simd"
+        arrays = [self._array(s.dtype, f"part_{s.name}", self.form.block) for s in running]
+        pragma, stores = [f"{pad}  #pragma omp simd"], kernel.stores()
+
+        def emit_values() -> None:
+            for s in running:
+                self.line(f"part_{s.name}{place} = {self.value(s.value)};")
+
+        def emit_stores() -> None:
+            for s in running:
+                self.line(f"const {VALUE_TYPE[s.dtype]} {local(s.name)} = part_{s.name}{place};")
+                self.named_here(s.name)
+            self.statements(stores)
+
+        before = self._inner_loop(running, var, depth + 1, pragma, limits, emit_values)
+        after = self._inner_loop(stores, var, depth + 1, pragma, limits, emit_stores)
         size, step = self.size(var.size), self.form.block
         scope.lines += [
             *(f"{pad}{VALUE_TYPE[s.dtype]} total_{s.name} = 0;" for s in running),
             f"{pad}for (int64_t block = 0; block < {size}; block += {step}) {{",
             f"{pad}  const int64_t block_end = {block_end('block', step, size)};",
-            *(f"{pad}  {self._array(s.dtype, f'part_{s.name}', step)}" for s in running),
-            pragma, *self._loop(var, before, depth + 1, limits),
+            *(f"{pad}  {array}" for array in arrays),
+            *before,
             *(f"{pad}  d_running_sum(part_{s.name}, block_end - block, total_{s.name});"
               for s in running),
-            pragma, *self._loop(var, after, depth + 1, limits),
+            *after,
             f"{pad}}}",
         ]  # fmt: skip
         if not kernel.parallel:

@@ -17,11 +17,10 @@ class ScatteredWriter(Loops[Scattered]):
         rows, owned = self.kernel.parallel, self.form.owned
         last = rows[-1]
         scope = self.push(rows[:-1], 2 + len(rows[:-1]) if owned else 1 + len(rows[:-1]))
-        body = self.push((last,), scope.indent + 1)
-        self.statements(self.kernel.stmts())
         bounds = ("low", "high") if owned else None
         pragma = [f"{margin(scope.indent)}#pragma omp simd"] if owned else []
-        inner = [*scope.lines, *pragma, *self._loop(last, body, scope.indent, bounds)]
+        loop = self._inner_loop(self.kernel.stmts(), last, scope.indent, pragma, bounds)
+        inner = [*scope.lines, *loop]
         lines: list[str] = []
         base = 1
         if owned:

@@ -10,6 +10,7 @@ from dicp.loop.ir.expr import Named, Ref
 from dicp.loop.ir.index import Index, Var
 from dicp.loop.ir.kernel import Let, Phase, Reduce, Scan, ScratchStore
 from dicp.vendor.cpu.form import ShortRows
+from dicp.vendor.cpu.render.conversions import Converted
 from dicp.vendor.cpu.render.loops import Loops, block_end
 from dicp.vendor.cpu.render.strips import each_lane
 
@@ -81,14 +82,32 @@ class ShortRowsWriter(Loops[ShortRows]):
         """Statements that run once per row."""
         pad, count = margin(depth), self.form.tile
         lets = [s for s in phase.stmts if isinstance(s, Let)]
+        converted = self.begin_lanes(phase.stmts, row, count, count="rows")
         body = self.push((row,), depth + 1)
         self.statements(phase.stmts)
         self.pop(body)
-        return [
-            *(f"{pad}{VALUE_TYPE[s.dtype]} rows_{s.name}[{count}] = {{}};" for s in lets),
+        self.end_conversions()
+        loop = [
             f"{pad}#pragma omp simd",
             f"{pad}for (int64_t lane = 0; lane < rows; ++lane) {{",
             f"{pad}  const int64_t {row.key} = tile + lane;", *body.lines, f"{pad}}}",
+        ]  # fmt: skip
+        return [
+            *(f"{pad}{VALUE_TYPE[s.dtype]} rows_{s.name}[{count}] = {{}};" for s in lets),
+            *self._with_conversions(converted, row, loop, depth),
+        ]  # fmt: skip
+
+    def _with_conversions(
+        self, converted: Converted, row: Var, loop: list[str], depth: int
+    ) -> list[str]:  # fmt: skip
+        """The `loop` over a tile's rows with what converts their elements, if anything does."""
+        if not converted:
+            return loop
+        pad, inner = margin(depth), margin(depth + 1)
+        return [
+            f"{pad}{{", f"{inner}const int64_t {row.key} = tile, lane = 0;",
+            *(inner + text for text in converted.before), *("  " + line for line in loop),
+            *(inner + text for text in converted.after), f"{pad}}}",
         ]  # fmt: skip
 
     def _of_elements(self, phase: Phase, row: Var, depth: int) -> list[str]:
@@ -98,15 +117,18 @@ class ShortRowsWriter(Loops[ShortRows]):
         long = [s for s in phase.stmts if isinstance(s, Reduce) and s in self.form.long]
         inner = depth + bool(long)
         around = self.push((element,), inner + 1)
+        converted = self.begin_lanes(phase.stmts, row, self.form.tile)
         body = self.push((row,), inner + 2)
         self.statements(phase.stmts)
         self.pop(body)
+        self.end_conversions()
         self.pop(around)
         each = margin(inner + 1)
-        lines = [
-            *around.lines, f"{each}#pragma omp simd", f"{each}{each_lane(self.form.tile)} {{",
+        loop = [
+            f"{each}#pragma omp simd", f"{each}{each_lane(self.form.tile)} {{",
             f"{each}  const int64_t {row.key} = tile + lane;", *body.lines, f"{each}}}",
         ]  # fmt: skip
+        lines = [*around.lines, *self._with_conversions(converted, row, loop, inner + 1)]
         kept = [s for s in phase.stmts if isinstance(s, ScratchStore)]
         declared = [s for s in phase.stmts if isinstance(s, Reduce) and s not in long]
         head = [pad + self._array(s.dtype, f"saved_{s.name}", self.form.tile * int(element.size))

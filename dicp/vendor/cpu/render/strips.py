@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from dicp.codegen.emitter import Emitter, accumulator_type, nan_bits
+from dicp.codegen.emitter import accumulator_type, nan_bits
 from dicp.codegen.spelling import combine
 from dicp.codegen.types import STORAGE_TYPE, VALUE_TYPE, start_value
 from dicp.codegen.values import local, margin
@@ -16,9 +16,10 @@ from dicp.loop.ir.expr import Read
 from dicp.loop.ir.index import Var
 from dicp.loop.ir.kernel import Reduce, Scan, ScratchStore
 from dicp.vendor.cpu.form import Strip
+from dicp.vendor.cpu.render.conversions import Conversions
 
 
-class Strips(Emitter):
+class Strips(Conversions):
     """Emits loops over whole cache lines."""
 
     def _by_cache_lines(self, strip: Strip, var: Var, indent: int) -> list[str]:
@@ -40,22 +41,27 @@ class Strips(Emitter):
         for k, s in enumerate(non_temporal):
             self.lane_places[s.ref, s.index] = f"streamed{k}[lane]"
         self.strip_mined = {s.name for s in part.stmts if isinstance(s, Reduce | ScratchStore)}
+        around = self.push((), indent + 1)
+        converted = self.begin_lanes(part.stmts, var, count)
         body = self.push((var,), indent + 2)
         self.statements(part.stmts)
         self.pop(body)
+        self.end_conversions()
+        self.pop(around)
         self.lane_places.clear()
         self.strip_mined = set()
         low, high = bounds or (self.size(part.low), self.size(part.high))
         return [
             f"{margin(indent)}for (int64_t line = {low}; line < {high}; line += {count}) {{",
-            f"{pad}const int64_t {var.key} = line;",
+            f"{pad}const int64_t {var.key} = line{', lane = 0' if converted else ''};",
             *(f"{pad}__builtin_prefetch({self._later(*place)});" for place in strip.prefetch),
             *(f"{pad}{STORAGE_TYPE[s.ref.dtype]} streamed{k}[{count}];"
               for k, s in enumerate(non_temporal)),
             *(f"{pad}{VALUE_TYPE[s.dtype]} lanes_{s.name}[{count}];" for s in saves),
-            f"{pad}#pragma omp simd",
+            *around.lines, *(pad + text for text in converted.before), f"{pad}#pragma omp simd",
             f"{pad}{each_lane(count)} {{",
             f"{inner}const int64_t {var.key} = line + lane;", *body.lines, f"{pad}}}",
+            *(pad + text for text in converted.after),
             *(f"{pad}d_stream({self.arg(s.ref)} + ({self.index(s.index)}), streamed{k});"
               for k, s in enumerate(non_temporal)),
             *(f"{pad}__builtin_memcpy(saved_{s.name} + ({self._inner_position()}), lanes_{s.name}, "

@@ -16,7 +16,7 @@ from dicp.loop.passes.one_hot import without_one_hot_sums
 from dicp.loop.passes.split_loops import split
 from dicp.loop.schedule.form import exp_weights
 from dicp.vendor.cpu.form import Columns, HostForm, Points
-from dicp.vendor.cpu.schedule.chooser import Chooser
+from dicp.vendor.cpu.schedule.chooser import CONVERTED, Chooser
 from dicp.vendor.cpu.schedule.inner_reduction import Inner
 from dicp.vendor.cpu.schedule.outer_reduction import Outer
 from dicp.vendor.cpu.schedule.pointwise import Pointwise
@@ -38,7 +38,9 @@ def with_form(kernel: Kernel, non_temporal_bytes: float = math.inf) -> Kernel:
     }  # fmt: skip
     chosen = choosers[kernel.kind](kernel, non_temporal_bytes).choose()
     rows, steps = _has_short_masked_rows(kernel, chosen), _hidden_steps(kernel, chosen)
-    chosen = replace(chosen, scalar_rows=rows, hidden=steps, stack_bytes=STACK_BYTES)
+    chosen = replace(
+        chosen, scalar_rows=rows, hidden=steps, stack_bytes=STACK_BYTES, converted=CONVERTED
+    )
     variants = {**exp_weights(kernel), **_interleaved_differences(kernel)}
     return replace(kernel, form=chosen, variants=variants)
 

@@ -8,20 +8,29 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TypeGuard
 
-from dicp.loop.ir import expr as ir
+import torch
+
 from dicp.loop.ir.access import deep_variables
 from dicp.loop.ir.expr import Read, Ref
 from dicp.loop.ir.index import Var, product
 from dicp.loop.ir.kernel import Kernel, Reduce, Scan, Stmt, Store
 from dicp.loop.passes.split_loops import Range, split
 from dicp.loop.schedule.form import cost_of_point
-from dicp.vendor.cpu.form import LINE_BYTES, HostForm, Strip, Team
+from dicp.vendor.cpu.form import LINE_BYTES, BlockSizes, HostForm, Strip, Team
 from dicp.vendor.cpu.thresholds import (
+    CONVERTED_IN_CACHE,
+    CONVERTED_IN_REGISTERS,
     HALF_VECTOR,
+    MAX_CONVERTED_ONCE,
     MAX_HALF_ROW,
+    MIN_CONVERTED,
     MIN_PASS,
     MIN_REDUCTION_BYTES,
     PARALLEL_COST,
+)
+
+CONVERTED = BlockSizes(
+    MIN_CONVERTED, MAX_CONVERTED_ONCE, CONVERTED_IN_REGISTERS, CONVERTED_IN_CACHE
 )
 
 
@@ -45,7 +54,7 @@ class Chooser:
         return Team(collapse, work, PARALLEL_COST)
 
     def half_vectors(self, var: Var) -> bool:
-        """Whether half a vector of 16-bit floats at a time shortens a short row's remainder, which
+        """Whether half a vector of bfloat16 at a time shortens a short row's remainder, which
         is computed element by element."""
         size = var.size
         if (
@@ -54,7 +63,7 @@ class Chooser:
             or size % (2 * HALF_VECTOR) < HALF_VECTOR
         ):
             return False
-        return any(item.ref.dtype in ir.LOW_PRECISION for item in self.kernel.reads())
+        return any(item.ref.dtype == torch.bfloat16 for item in self.kernel.reads())
 
     def is_long(self, most: int) -> bool:
         """Whether the reduction is over more than `most` elements."""

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+import torch
+
 from dicp.codegen.types import VALUE_TYPE
 from dicp.loop.ir import expr as ir
 from dicp.loop.ir.expr import Read
@@ -135,7 +137,8 @@ class Inner(Chooser):
     def _only_reduces(self, phase: Phase) -> bool:
         """Whether a pass has nothing but reductions that more lanes than those of one vector, which
         g++ takes, compute faster: each operation waits for the one before in its lane."""
-        short = any(item.ref.dtype.itemsize < 4 for item in self.kernel.reads())
+        types = {item.ref.dtype for item in self.kernel.reads()} - {torch.float16}
+        short = any(dtype.itemsize < 4 for dtype in types)
         reduces = all(isinstance(s, Reduce) and s.op in IN_LANES for s in phase.stmts)
         return reduces and not short and self.is_long(SHORT_ROW)
 

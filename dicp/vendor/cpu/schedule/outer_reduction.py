@@ -6,11 +6,12 @@ In: an outer reduction. Out: `Columns`.
 from __future__ import annotations
 
 import sympy
+import torch
 
 from dicp.loop.ir.index import Size, product
 from dicp.loop.ir.kernel import Reduce, Scan
 from dicp.vendor.cpu import form
-from dicp.vendor.cpu.schedule.chooser import Chooser, is_floating_sum
+from dicp.vendor.cpu.schedule.chooser import CONVERTED, Chooser, is_floating_sum
 from dicp.vendor.cpu.thresholds import (
     COLUMN_TILE,
     FEW_TILES,
@@ -37,9 +38,17 @@ class Outer(Chooser):
         long = frozenset(
             s for s in kernel.stmts() if is_floating_sum(s) and self.is_long(UNROLL_AND_JAM)
         )
-        tile = column.size if split_rows and isinstance(column.size, int) else COLUMN_TILE
+        tile = self._tile(column.size)
+        if split_rows and isinstance(column.size, int):
+            tile = column.size
         blocks = self._row_blocks() if self.is_long(SHORT_COLUMN) else None
         return form.Columns(team, split_rows, long, blocks, self._jam(bool(long)), tile=tile)
+
+    def _tile(self, columns: Size) -> int:
+        """Columns of a tile, in whole blocks of converted elements."""
+        is_converted = any(item.ref.dtype == torch.float16 for item in self.kernel.reads())
+        block = CONVERTED.even(columns) if is_converted else None
+        return COLUMN_TILE if block is None else -(-COLUMN_TILE // block) * block
 
     def _row_blocks(self) -> tuple[int, int]:
         """The loop to split into blocks of about ROW_BLOCK rows, and its iterations per block."""

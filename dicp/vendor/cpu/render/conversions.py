@@ -1,0 +1,102 @@
+"""C++ of loops over float16 elements: conversions to floats in arrays, the loop over these, and
+conversions of its results.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from dicp.codegen.emitter import Emitter
+from dicp.loop.ir import expr as ir
+from dicp.loop.ir.access import Access, is_along
+from dicp.loop.ir.expr import Read
+from dicp.loop.ir.index import Var
+from dicp.loop.ir.kernel import Kernel, Stmt, Store
+from dicp.vendor.cpu.conversions import narrowed, widened
+
+
+@dataclass(frozen=True)
+class Converted:
+    """The statements before and after a loop that convert its elements."""
+
+    before: tuple[str, ...] = ()
+    after: tuple[str, ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.before)
+
+
+@dataclass(frozen=True)
+class Block:
+    """Elements of a loop that are converted at once."""
+
+    var: Var
+    limits: tuple[str, str]
+    """C++ of the loop's bounds."""
+    size: int
+    is_even: bool = False
+    """Whether each block has exactly these elements; else the last one may have fewer."""
+    is_single: bool = False
+
+
+class Conversions(Emitter):
+    """Emits loops that read and store float16 elements as floats in arrays."""
+
+    def __init__(self, kernel: Kernel) -> None:
+        super().__init__(kernel)
+        self._read_from: dict[Access, str] = {}
+        """Element -> C++ of the float that the current loop reads instead of it."""
+        self._stored_to: dict[Access, str] = {}
+        """Element -> C++ of the float to which the current loop stores it."""
+        self._arrays = 0
+
+    def is_converted(self, stmts: Sequence[Stmt], var: Var) -> bool:
+        """Whether a loop over `var` has float16 elements that are contiguous along it."""
+        return bool(self._widened(stmts, var) or self._narrowed(stmts, var))
+
+    def begin_conversions(self, stmts: Sequence[Stmt], block: Block) -> Converted:
+        """Conversions of a loop's block, from `start` to `end`; the loop's variable is `start`."""
+        count = "" if block.is_even else "end - start"
+        return self.begin_lanes(stmts, block.var, block.size, f"{block.var.key} - start", count)
+
+    def begin_lanes(
+        self, stmts: Sequence[Stmt], var: Var, lanes: int, at: str = "lane", count: str = ""
+    ) -> Converted:
+        """Conversions of a loop of `lanes` iterations, of which `at` is the current one; the
+        loop's variables are those of the first. `count`: the iterations if there may be fewer."""
+        before, after = [], []
+        rest = f", {count}" if count else ""
+        for ref, index in self._widened(stmts, var):
+            place, name = self._place(ir.read(ref, index)), self._array_name()
+            self._read_from[ref, index] = f"{name}[{at}]"
+            before.append(f"float {name}[{lanes}]; d_widen(&{place}, {name}{rest});")
+        for store in self._narrowed(stmts, var):
+            place, name = self._target(store), self._array_name()
+            self._stored_to[store.ref, store.index] = f"{name}[{at}]"
+            before.append(f"float {name}[{lanes}];")
+            after.append(f"d_narrow({name}, &{place}{rest});")
+        return Converted(tuple(before), tuple(after))
+
+    def end_conversions(self) -> None:
+        self._read_from.clear()
+        self._stored_to.clear()
+
+    def _array_name(self) -> str:
+        self._arrays += 1
+        return f"floats{self._arrays}"
+
+    def _widened(self, stmts: Sequence[Stmt], var: Var) -> list[Access]:
+        found = widened(stmts)
+        return [at for at in found if is_along(at[1], var) or at in self.staged]
+
+    def _narrowed(self, stmts: Sequence[Stmt], var: Var) -> list[Store]:
+        found, places = narrowed(stmts), self.lane_places
+        return [s for s in found if is_along(s.index, var) or (s.ref, s.index) in places]
+
+    def loaded(self, item: Read, guard: str) -> str:
+        return self._read_from.get((item.ref, item.index)) or super().loaded(item, guard)
+
+    def _assignment(self, stmt: Store, place: str, value: str) -> str:
+        found = self._stored_to.get((stmt.ref, stmt.index))
+        return f"{found} = {value};" if found else super()._assignment(stmt, place, value)
