@@ -35,12 +35,14 @@ def _has_dimensions(x: Any, dims: Sequence[Any]) -> Sequence[Any]:
 
 def _fits(number: Any, dtype: torch.dtype) -> Sequence[Any]:
     """Relations: `dtype` holds a number. A symbolic number is assumed to fit a floating-point
-    type."""
+    or complex type."""
     if isinstance(number, Number):
         return (fits(number, dtype),)
     if isinstance(number, complex):
         return (dtype.is_complex,)
-    if number is None or dtype in (torch.bool, torch.int64) or dtype.is_floating_point:
+    if number is None or dtype in (torch.bool, torch.int64):
+        return ()
+    if dtype.is_floating_point or dtype.is_complex:
         return ()
     info = torch.iinfo(dtype)
     return number >= info.min, number <= info.max

@@ -672,3 +672,24 @@ def test_numbers_that_compiled_code_cannot_compute(name: str, backend_name: str)
                 compiled(x, n)
         else:
             torch.testing.assert_close(compiled(x, n), expected, rtol=1e-12, atol=0)
+
+
+BESIDE_COMPLEX: dict[str, Any] = {
+    "scalar_tensor": lambda x, n: torch.scalar_tensor(n, dtype=x.dtype),
+    "full": lambda x, n: torch.full((3,), n, dtype=x.dtype),
+    "where": lambda x, n: torch.where(x.imag > 0, x, n),
+    "masked_fill": lambda x, n: x.masked_fill(x.imag > 0, n),
+    "sum": lambda x, n: x + n,
+    "difference": lambda x, n: (n - x) * n,
+    "product": lambda x, n: (x * n).conj() + n,
+    "quotient": lambda x, n: x / n - n,
+}
+
+
+@pytest.mark.parametrize("name", BESIDE_COMPLEX)
+def test_numbers_beside_complex_tensors(name: str, backend_name: str) -> None:
+    fn = BESIDE_COMPLEX[name]
+    compiled = torch.compile(fn, backend=backend_name)
+    for dtype, n in itertools.product((torch.complex64, torch.complex128), (1, 3, -2, 7)):
+        x = torch.randn(4, 4, dtype=dtype)
+        torch.testing.assert_close(compiled(x, n), fn(x, n))

@@ -171,7 +171,7 @@ def _pair_of(g: Emitter, node: fx.Node, x: Any) -> fx.Node:
     """The pairs of an operand that may be real, or a number."""
     if is_complex(x):
         return g.pair(x)
-    if not isinstance(x, fx.Node):
+    if not isinstance(value_of(x), torch.Tensor):
         return number(g, node, x)
     real = g.emit(aten._to_copy.default, x, dtype=value_of(node).real.dtype)
     return g.joined(real, g.emit(aten.zeros_like.default, real))
@@ -220,10 +220,10 @@ def where(g: Emitter, node: fx.Node, condition: fx.Node, x: fx.Node, y: fx.Node)
 
 
 @rule(aten.scalar_tensor.default)
-def number(g: Emitter, node: fx.Node, given: complex, **kwargs: Any) -> fx.Node:
+def number(g: Emitter, node: fx.Node, given: fx.Node | complex, **kwargs: Any) -> fx.Node:
     value = value_of(node)
     known = {"dtype": value.real.dtype, "device": value.device}
-    parts = (complex(given).real, complex(given).imag)
+    parts = g.parts(given)  # a symbolic number is a node
     return g.joined(*(g.emit(aten.scalar_tensor.default, part, **known) for part in parts))
 
 
