@@ -39,6 +39,7 @@ from dicp.dynamo_bridge.own_decompositions import (
     multilabel_margin_loss,
     no_dropout,
     unless_of_one_row,
+    unless_power_of_number,
     with_converted_number,
 )
 from dicp.dynamo_bridge.thresholds import MOST_OF_CORE
@@ -110,6 +111,7 @@ def decompositions(
     for wrapped, ops in WRAPPED:
         for op in ops:
             table[op] = wrapped(op, table.get(op))
+    table[aten.ldexp.Tensor] = unless_power_of_number(table.get(aten.ldexp.Tensor))
     table[aten.roll.default] = roll_of_slices(table.get(aten.roll.default))
     for op in CONTIGUOUS & table.keys():
         table[op] = with_contiguous_result(table[op])

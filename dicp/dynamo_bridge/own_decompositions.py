@@ -102,6 +102,20 @@ def ldexp(x: Tensor, exponent: Tensor) -> Any:
     return x * torch.pow(2.0, exponent)
 
 
+def unless_power_of_number(rule: Callable[..., Any] | None) -> Callable[..., Any]:
+    """`rule` for `ldexp`; None leaves it whole. Eager raises a number for float32 and integers,
+    which determines strides and dtype of the power: PyTorch's inference raises a tensor."""
+
+    def ldexp_or_rule(x: Tensor, exponent: Tensor) -> Any:
+        of_number = x.dtype == torch.float32 or not (x.is_floating_point() or x.is_complex())
+        made = ldexp(x, exponent) if of_number else NotImplemented
+        if made is NotImplemented and rule:
+            return rule(x, exponent)
+        return made
+
+    return ldexp_or_rule
+
+
 def _eye(
     n: int,
     m: int | None = None,

@@ -178,10 +178,15 @@ ORDERED_BY_BOTH = {
     "logical_xor": torch.logical_xor,
     "rounded_quotient": lambda x, y: torch.div(x, y, rounding_mode="floor"),
     "lcm": lambda x, y: torch.lcm(x.int(), y.int()),
-    "power": lambda x, y: 2.0 ** (x + y),
+    "power": lambda x, y: 2.0 ** (x + y), "ldexp": torch.ldexp,
+    "ldexp_of_integers": lambda x, y: torch.ldexp(x.int(), y),
+    "ldexp_of_float64": lambda x, y: torch.ldexp(x.double(), y),
+    "ldexp_in_half": lambda x, y: torch.ldexp(x.int(), y.half()),
+    "scaled": lambda x, y: torch.ldexp(x, y.int()),
 }  # fmt: skip
 
 
+@pytest.mark.filterwarnings("ignore:An output with one or more elements was resized")
 @pytest.mark.parametrize("name", ORDERED_BY_BOTH)
 def test_strides_of_two_operands(name: str, backend_name: str) -> None:
     """Of which one is broadcast: neither alone determines the strides of the result."""
