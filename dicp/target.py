@@ -8,6 +8,7 @@ for capabilities and never for names. Third parties register a class through the
 from __future__ import annotations
 
 import abc
+import operator
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -40,8 +41,10 @@ def unreadable(node: fx.Node) -> str:
     """Why kernels cannot read or write a node's tensors in memory; empty where they can.
 
     Eager calls handle sparse tensors, and the bits that mark a tensor as the negative or the
-    conjugate of what its memory holds.
+    conjugate of what its memory holds. Selecting one of several results reads nothing.
     """
+    if node.target is operator.getitem:
+        return ""
     for value in map(_tensors, (node, *node.all_input_nodes)):
         for tensor in value:
             if tensor.layout != torch.strided:

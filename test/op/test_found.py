@@ -247,3 +247,14 @@ def test_a_size_that_a_guard_makes_one_is_broadcast(backend_name: str) -> None:
     for rows, offset in ((17, 0), (2, -1), (4, -3)):
         x = torch.randn(rows, 3)
         torch.testing.assert_close(run(x, offset), bounded(x, offset))
+
+
+@pytest.mark.parametrize("marked", [torch.Tensor.conj, torch._neg_view], ids=["conj", "neg"])
+def test_parts_of_a_marked_tensor_with_a_gradient(marked: Any, backend_name: str) -> None:
+    x = marked(torch.randn(4, 3, dtype=torch.complex64)).requires_grad_()
+    for split in (torch.unbind, lambda x: x.chunk(2), lambda x: [part * 2 for part in x.split(3)]):
+        run = torch.compile(split, backend=backend_name)
+        for mine, theirs in zip(run(x), split(x), strict=True):
+            assert not check_tensor(mine, theirs, None, Rule())
+            grads = [torch.autograd.grad(part.abs().sum(), x, retain_graph=True)[0] for part in (mine, theirs)]
+            assert not check_tensor(grads[0], grads[1], None, Rule(floor=2))
