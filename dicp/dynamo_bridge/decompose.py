@@ -21,6 +21,7 @@ from dicp.dynamo_bridge.memory_formats import (
     CONTIGUOUS,
     FOLLOWS,
     OF_BOTH,
+    ORDERED,
     in_format_of_input,
     in_memory_format,
     power_of_number,
@@ -28,6 +29,7 @@ from dicp.dynamo_bridge.memory_formats import (
     with_contiguous_result,
     with_strides_of_both,
     with_strides_of_input,
+    without_repetition,
 )
 from dicp.dynamo_bridge.own_decompositions import (
     CONVERTED,
@@ -80,7 +82,7 @@ UNTRACEABLE = frozenset({aten.bucketize.Scalar})
 
 WRAPPED: tuple[tuple[Callable[..., Any], Iterable[OpOverload]], ...] = (
     (in_one_dtype, MIXED), (in_memory_format, BATCH_NORMS), (in_format_of_input, FOLLOWS),
-    (with_strides_of_both, OF_BOTH),
+    (with_strides_of_both, OF_BOTH), (without_repetition, ORDERED),
 )  # fmt: skip
 """Functions of an operator and its decomposition, None where it is left whole, and of which."""
 

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dicp.dtypes import REDUCED_FLOATS
 from dicp.torch_private import HOST, OpOverload, pytree
 
 aten = torch.ops.aten
@@ -157,7 +158,8 @@ def with_strides_of_input(op: OpOverload, rule: Callable[..., Any]) -> Callable[
 OF_BOTH = (
     aten.complex.default, aten.copysign.Tensor, aten.div.Tensor_mode, aten.floor_divide.default,
     aten.heaviside.default, aten.logaddexp.default, aten.logical_and.default,
-    aten.logical_or.default, aten.logical_xor.default,
+    aten.logical_or.default, aten.logical_xor.default, aten.special_xlog1py.default,
+    aten.xlogy.Tensor,
 )  # fmt: skip
 """Pointwise operators for which PyTorch's inference orders the strides of the result as those of
 one operand; in eager that takes both."""
@@ -187,6 +189,61 @@ def with_strides_of_both(op: OpOverload, rule: Callable[..., Any] | None) -> Cal
         return op(*map(aten.copy.default, laid_out, (x, y)), **kwargs)
 
     return strided
+
+
+ORDERED = (
+    aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor, aten.div.Tensor, aten.atan2.default,
+    aten.clamp_max.Tensor, aten.clamp_min.Tensor, aten.eq.Tensor, aten.ne.Tensor, aten.lt.Tensor,
+    aten.le.Tensor, aten.gt.Tensor, aten.ge.Tensor, aten.fmax.default, aten.fmin.default,
+    aten.fmod.Tensor, aten.hypot.default, aten.maximum.default, aten.minimum.default,
+    aten.pow.Tensor_Tensor, aten.remainder.Tensor, aten.gelu_backward.default,
+    aten.mish_backward.default, aten.sigmoid_backward.default, aten.silu_backward.default,
+    aten.tanh_backward.default,
+)  # fmt: skip
+"""Pointwise operators of which PyTorch's inference converts 16-bit floats to float32 before it
+orders the strides: an expanded operand is contiguous then."""
+
+
+def without_repetition(op: OpOverload, rule: Callable[..., Any] | None) -> Callable[..., Any]:
+    """`rule` of two operands; one that is expanded is broadcast by the operator instead."""
+
+    def broadcast(x: Any, y: Any, **kwargs: Any) -> Any:
+        if isinstance(x, Tensor) and isinstance(y, Tensor):
+            single = _without_repetition(x, y), _without_repetition(y, x)
+            if single[0] is not x or single[1] is not y:
+                return op(*single, **kwargs)
+        return rule(x, y, **kwargs) if rule else NotImplemented
+
+    return broadcast
+
+
+def _without_repetition(x: Tensor, other: Tensor) -> Tensor:
+    """One of the elements that an expanded dimension repeats, where `other` has all of them."""
+    if x.dtype not in REDUCED_FLOATS or torch.result_type(x, other) != x.dtype:
+        return x  # an operand of another dtype than the result is converted in eager, too
+    if x.layout != torch.strided or other.layout != torch.strided:
+        return x
+    repeated = [
+        dim
+        for dim in range(-min(x.dim(), other.dim()), 0)
+        if _is_zero(x.stride(dim)) and not _is_zero(other.stride(dim))
+    ]
+    from dicp.dynamo_bridge.analysis.values import (  # sympy, which the device does not need
+        equal_sizes,
+        is_contiguous,
+    )
+
+    if not repeated or is_contiguous(other):
+        return x
+    for dim in repeated:
+        size = x.shape[dim]
+        if size != 1 and size != 0 and equal_sizes(size, other.shape[dim]):
+            x = x.select(dim, 0).unsqueeze(dim)
+    return x
+
+
+def _is_zero(step: Any) -> bool:
+    return isinstance(step, int) and step == 0
 
 
 def power_of_number(base: Any, exponent: Tensor) -> Any:
