@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from dicp.dtypes import REDUCED_FLOATS
-from dicp.torch_private import HOST, OpOverload, pytree
+from dicp.torch_private import HOST, OpOverload, depends_on_data, pytree
 
 aten = torch.ops.aten
 
@@ -228,16 +228,20 @@ def _without_repetition(x: Tensor, other: Tensor) -> Tensor:
         for dim in range(-min(x.dim(), other.dim()), 0)
         if _is_zero(x.stride(dim)) and not _is_zero(other.stride(dim))
     ]
+    if not repeated:
+        return x
     from dicp.dynamo_bridge.analysis.values import (  # sympy, which the device does not need
         equal_sizes,
         is_contiguous,
+        shape_of,
     )
 
-    if not repeated or is_contiguous(other):
+    if is_contiguous(other):
         return x
+    sizes, full = shape_of(x), shape_of(other)
     for dim in repeated:
-        size = x.shape[dim]
-        if size != 1 and size != 0 and equal_sizes(size, other.shape[dim]):
+        has_elements = sizes[dim] != 0 and not depends_on_data(x.shape[dim])
+        if has_elements and sizes[dim] != 1 and equal_sizes(sizes[dim], full[dim]):
             x = x.select(dim, 0).unsqueeze(dim)
     return x
 
