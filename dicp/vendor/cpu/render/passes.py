@@ -185,10 +185,7 @@ class Passes(Loops[F]):
             *(f"{pad}double totals_{s.name}[{count}]; {each} totals_{s.name}[lane] = 0;"
               for s in sums),
             *in_blocks(over, strip, indent, limits),
-            *self._each_lane(
-                [f"total_{s.name} += totals_{s.name}[lane];" for s in sums], count, indent,
-                " " + " ".join(f"reduction(+: total_{s.name})" for s in sums),
-            ),
+            *(f"{pad}total_{s.name} += d_sum(totals_{s.name});" for s in sums),
             *self._fold_lane_accumulators(others, count, indent),
         ]  # fmt: skip
 
@@ -248,15 +245,13 @@ class Passes(Loops[F]):
 
     def _add_lanes(self, over: Pass, strip: Strip, indent: int) -> list[str]:
         """Adds the lanes of a block's sums to those of their totals."""
-        sums = [f"totals_{s.name}[lane] += lanes_{s.name}[lane];" for s in over.blocks]
-        return self._each_lane(sums, strip.lanes, indent)
-
-    def _each_lane(self, body: list[str], lanes: int, indent: int, clauses: str = "") -> list[str]:
-        """A vectorized loop over lanes; nothing for an empty one."""
+        if not over.blocks:
+            return []
         pad = margin(indent)
-        return body and [
-            f"{pad}#pragma omp simd{clauses}", f"{pad}{each_lane(lanes)} {{",
-            *(f"{pad}  {line}" for line in body), f"{pad}}}",
+        return [
+            f"{pad}#pragma omp simd", f"{pad}{each_lane(strip.lanes)} {{",
+            *(f"{pad}  totals_{s.name}[lane] += lanes_{s.name}[lane];" for s in over.blocks),
+            f"{pad}}}",
         ]  # fmt: skip
 
     def _remainder(self, over: Pass, indent: int, limits: tuple[str, str]) -> list[str]:
