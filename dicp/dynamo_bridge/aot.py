@@ -21,6 +21,7 @@ from dicp import torch_private
 from dicp.dynamo_bridge.aot_graph import CompiledGraph, GraphCompiler, GraphInfo, Kind, unmarked
 from dicp.dynamo_bridge.aot_results import Slot, find_result, store_result
 from dicp.dynamo_bridge.executables import interpreted
+from dicp.dynamo_bridge.gradient_layouts import GradientLayouts
 from dicp.dynamo_bridge.number_checks import NumberChecks
 from dicp.dynamo_bridge.passes.joint import copy_overwritten_inputs, save_compared_floats
 from dicp.dynamo_bridge.passes.redundancy import drop_copies, merge_equal_nodes
@@ -94,26 +95,36 @@ def _compile_in_stages(
             run = compile_fn(compiler, state, capture, slot)
             writes = bool(torch_private.overwritten_inputs(state.fw_metadata))
         own = fake_inputs[len(parameters) :]
-    numbers = NumberChecks(torch_private.graph_module_of(gm).graph, own)
-    return _with_parameters(gm, run, parameters, SharedMemory(own) if writes else None, numbers)
+    graph = torch_private.graph_module_of(gm).graph
+    shared = SharedMemory(own) if writes else None
+    numbers, gradients = NumberChecks(graph, own), GradientLayouts(graph, own)
+    return _with_parameters(gm, run, parameters, shared, numbers, gradients)
 
 
 def _with_parameters(
-    gm: Any, run: Any, parameters: list[Any], shared: SharedMemory | None, numbers: NumberChecks
+    gm: Any,
+    run: Any,
+    parameters: list[Any],
+    shared: SharedMemory | None,
+    numbers: NumberChecks,
+    gradients: GradientLayouts,
 ) -> Callable[..., Any]:
     """`run` with Dynamo's signature: without the module's own parameters, inputs not boxed.
 
     Inputs with tangents (forward-mode differentiation) run `gm` in eager: compiled code has none.
     So do fake tensors, those of a library's own layout, which kernels cannot read, and those that
     share memory otherwise than the traced ones did, if the graph writes to its inputs. And so do
-    integers from which compiled code cannot compute what Python does.
+    integers from which compiled code cannot compute what Python does, and gradients that an
+    optimizer reads if they lie in memory otherwise than the traced ones.
     """
     checked = numbers if numbers else None
+    laid_out = gradients if gradients else None
 
     def need_eager(inputs: Sequence[Any]) -> bool:
         if torch_private.need_eager(inputs, parameters):
             return True
         differs = shared is not None and shared.differs(inputs)
+        differs = differs or (laid_out is not None and laid_out.differ(inputs))
         return differs or (checked is not None and checked.fail(inputs))
 
     if isinstance(gm, torch_private.GmWrapper):

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 import torch
 import torch._dynamo as dynamo_module
+from torch import fx
 from torch._decomp import decompositions
 from torch._dynamo import compiled_autograd
 from torch._dynamo import config as dynamo_config
@@ -18,6 +19,7 @@ from torch._dynamo import guards as dynamo_guards
 from torch._dynamo import utils as dynamo_utils
 from torch._dynamo.backends import registry as backend_registry
 from torch._dynamo.exc import TorchDynamoException
+from torch._dynamo.source import GradSource, is_from_optimizer_source
 from torch._dynamo.utils import GmWrapper, flatten_graph_inputs, get_metrics_context
 from torch._dynamo.utils import counters as dynamo_counters
 from torch.utils import _pytree as pytree
@@ -180,3 +182,14 @@ def _broken(reason: str, stack: Sequence[Any]) -> GraphBreak:
     own = [f"{f.filename}:{f.lineno}" for f in stack if not f.filename.startswith(_TORCH)]
     context = reason.partition(_CONTEXT)[2].strip().partition("\n")[0]
     return GraphBreak(reason, own[-1] if own else context)
+
+
+def unguarded_gradients(graph: fx.Graph) -> tuple[int, ...]:
+    """Positions of the inputs of Dynamo's graph that are gradients read by an optimizer: it guards
+    that there are any, and none of their properties."""
+    inputs = enumerate(graph.find_nodes(op="placeholder"))
+    return tuple(k for k, node in inputs if _is_unguarded(getattr(node, "_dynamo_source", None)))
+
+
+def _is_unguarded(source: Any) -> bool:
+    return isinstance(source, GradSource) and is_from_optimizer_source(source)

@@ -259,3 +259,21 @@ def test_parts_of_a_marked_tensor_with_a_gradient(marked: Any, backend_name: str
             totals = mine.abs().sum(), theirs.abs().sum()
             grads = [torch.autograd.grad(total, x, retain_graph=True)[0] for total in totals]
             assert not check_tensor(grads[0], grads[1], None, Rule(floor=2))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_gradients_of_other_strides_in_an_optimizer(dtype: torch.dtype, backend_name: str) -> None:
+    """Dynamo guards no strides of the gradients that an optimizer reads."""
+
+    def steps(compiled: bool) -> torch.Tensor:
+        gen = torch.Generator().manual_seed(0)
+        x = torch.randn(4, 3, generator=gen).to(dtype).t().requires_grad_()
+        optimizer = torch.optim.SGD([x], lr=0.5)
+        run = torch.compile(optimizer.step, backend=backend_name) if compiled else optimizer.step
+        for transposed in (True, False, False, True):
+            grad = torch.randn(3, 4, generator=gen).to(dtype)
+            x.grad = torch.empty_like(x).copy_(grad) if transposed else grad
+            run()
+        return x.detach()
+
+    assert not check_tensor(steps(True), steps(False), None, Rule())
