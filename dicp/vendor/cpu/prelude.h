@@ -288,9 +288,9 @@ static __attribute__((noinline)) void d_widen(const d_f16* from, float* to, int6
 static __attribute__((noinline)) void d_narrow(const float* from, d_f16* to, int64_t count) {
   d_convert(from, to, count);
 }
-// A whole array, which stays in registers where it is short.
-template <int N> d_inline void d_widen(const d_f16* from, float (&to)[N]) { d_convert(from, to, N); }
-template <int N> d_inline void d_narrow(const float (&from)[N], d_f16* to) { d_convert(from, to, N); }
+// A block of known size: arrays stay in registers where it is short.
+template <int N> d_inline void d_widen(const d_f16* from, float* to) { d_convert(from, to, N); }
+template <int N> d_inline void d_narrow(const float* from, d_f16* to) { d_convert(from, to, N); }
 
 // ---- non-temporal stores ------------------------------------------------------------------------
 typedef float d_non_temporal __attribute__((vector_size(D_VECTOR_BYTES)));

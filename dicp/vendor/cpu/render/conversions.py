@@ -4,8 +4,10 @@ conversions of its results.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+
+import torch
 
 from dicp.codegen.emitter import Emitter
 from dicp.loop.ir import expr as ir
@@ -13,7 +15,7 @@ from dicp.loop.ir.access import Access, is_along
 from dicp.loop.ir.expr import Read
 from dicp.loop.ir.index import Var
 from dicp.loop.ir.kernel import Kernel, Stmt, Store
-from dicp.vendor.cpu.conversions import narrowed, widened
+from dicp.vendor.cpu.conversions import moved, narrowed, widened
 
 
 @dataclass(frozen=True)
@@ -24,7 +26,7 @@ class Converted:
     after: tuple[str, ...] = ()
 
     def __bool__(self) -> bool:
-        return bool(self.before)
+        return bool(self.before or self.after)
 
 
 @dataclass(frozen=True)
@@ -49,11 +51,13 @@ class Conversions(Emitter):
         """Element -> C++ of the float that the current loop reads instead of it."""
         self._stored_to: dict[Access, str] = {}
         """Element -> C++ of the float to which the current loop stores it."""
+        self._moved: dict[Store, Read] = {}
+        """The stores that the current loop does not make: they are calls after it."""
         self._arrays = 0
 
     def is_converted(self, stmts: Sequence[Stmt], var: Var) -> bool:
         """Whether a loop over `var` has float16 elements that are contiguous along it."""
-        return bool(self._widened(stmts, var) or self._narrowed(stmts, var))
+        return bool(self._widened(stmts, var) or self._narrowed(stmts, var) or moved(stmts, var))
 
     def begin_conversions(self, stmts: Sequence[Stmt], block: Block) -> Converted:
         """Conversions of a loop's block, from `start` to `end`; the loop's variable is `start`."""
@@ -66,19 +70,26 @@ class Conversions(Emitter):
         """Conversions of a loop of `lanes` iterations, of which `at` is the current one; the
         loop's variables are those of the first. `count`: the iterations if there may be fewer."""
         before, after = [], []
-        rest = f", {count}" if count else ""
+        exact, rest = ("", f", {count}") if count else (f"<{lanes}>", "")
+        self._moved = moved(stmts, var)
+        for store, source in self._moved.items():
+            call = "d_narrow" if store.ref.dtype == torch.float16 else "d_widen"
+            places = f"&{self._place(source)}, &{self._target(store)}"
+            after.append(f"{call}{exact}({places}{rest});")
+        stmts = [s for s in stmts if s not in self._moved]
         for ref, index in self._widened(stmts, var):
             place, name = self._place(ir.read(ref, index)), self._array_name()
             self._read_from[ref, index] = f"{name}[{at}]"
-            before.append(f"float {name}[{lanes}]; d_widen(&{place}, {name}{rest});")
+            before.append(f"float {name}[{lanes}]; d_widen{exact}(&{place}, {name}{rest});")
         for store in self._narrowed(stmts, var):
             place, name = self._target(store), self._array_name()
             self._stored_to[store.ref, store.index] = f"{name}[{at}]"
             before.append(f"float {name}[{lanes}];")
-            after.append(f"d_narrow({name}, &{place}{rest});")
+            after.append(f"d_narrow{exact}({name}, &{place}{rest});")
         return Converted(tuple(before), tuple(after))
 
     def end_conversions(self) -> None:
+        self._moved = {}
         self._read_from.clear()
         self._stored_to.clear()
 
@@ -92,7 +103,18 @@ class Conversions(Emitter):
 
     def _narrowed(self, stmts: Sequence[Stmt], var: Var) -> list[Store]:
         found, places = narrowed(stmts), self.lane_places
-        return [s for s in found if is_along(s.index, var) or (s.ref, s.index) in places]
+        return [
+            s for s in found
+            if (is_along(s.index, var) or (s.ref, s.index) in places) and self._varies(s, var)
+        ]  # fmt: skip
+
+    def _varies(self, store: Store, var: Var) -> bool:
+        """Whether a value changes along `var`; if not, it is converted once, before the loop."""
+        needs = self.needs(store.value)
+        return var in needs.variables or bool(needs.names)
+
+    def store(self, stmt: Store) -> Callable[[], None]:
+        return (lambda: None) if stmt in self._moved else super().store(stmt)
 
     def loaded(self, item: Read, guard: str) -> str:
         return self._read_from.get((item.ref, item.index)) or super().loaded(item, guard)
