@@ -36,7 +36,7 @@ def narrowed(stmts: Sequence[Stmt]) -> list[Store]:
     ]  # fmt: skip
 
 
-def moved(stmts: Sequence[Stmt], var: Var) -> dict[Store, Read]:
+def converted_copies(stmts: Sequence[Stmt], var: Var) -> dict[Store, Read]:
     """The stores that only convert elements of another tensor between float16 and float32: one call
     does a block of them, for the loop over a copy would become a call that copies memory."""
     stored = {s.ref.root for s in stmts if isinstance(s, Store)}

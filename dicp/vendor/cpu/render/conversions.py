@@ -15,7 +15,7 @@ from dicp.loop.ir.access import Access, is_along
 from dicp.loop.ir.expr import Read
 from dicp.loop.ir.index import Var
 from dicp.loop.ir.kernel import Kernel, Stmt, Store
-from dicp.vendor.cpu.conversions import moved, narrowed, widened
+from dicp.vendor.cpu.conversions import converted_copies, narrowed, widened
 
 
 @dataclass(frozen=True)
@@ -51,13 +51,14 @@ class Conversions(Emitter):
         """Element -> C++ of the float that the current loop reads instead of it."""
         self._stored_to: dict[Access, str] = {}
         """Element -> C++ of the float to which the current loop stores it."""
-        self._moved: dict[Store, Read] = {}
+        self._copies: dict[Store, Read] = {}
         """The stores that the current loop does not make: they are calls after it."""
         self._arrays = 0
 
     def is_converted(self, stmts: Sequence[Stmt], var: Var) -> bool:
         """Whether a loop over `var` has float16 elements that are contiguous along it."""
-        return bool(self._widened(stmts, var) or self._narrowed(stmts, var) or moved(stmts, var))
+        found = self._widened(stmts, var) or self._narrowed(stmts, var)
+        return bool(found or converted_copies(stmts, var))
 
     def begin_conversions(self, stmts: Sequence[Stmt], block: Block) -> Converted:
         """Conversions of a loop's block, from `start` to `end`; the loop's variable is `start`."""
@@ -71,12 +72,12 @@ class Conversions(Emitter):
         loop's variables are those of the first. `count`: the iterations if there may be fewer."""
         before, after = [], []
         exact, rest = ("", f", {count}") if count else (f"<{lanes}>", "")
-        self._moved = moved(stmts, var)
-        for store, source in self._moved.items():
+        self._copies = converted_copies(stmts, var)
+        for store, source in self._copies.items():
             call = "d_narrow" if store.ref.dtype == torch.float16 else "d_widen"
             places = f"&{self._place(source)}, &{self._target(store)}"
             after.append(f"{call}{exact}({places}{rest});")
-        stmts = [s for s in stmts if s not in self._moved]
+        stmts = [s for s in stmts if s not in self._copies]
         for ref, index in self._widened(stmts, var):
             place, name = self._place(ir.read(ref, index)), self._array_name()
             self._read_from[ref, index] = f"{name}[{at}]"
@@ -89,7 +90,7 @@ class Conversions(Emitter):
         return Converted(tuple(before), tuple(after))
 
     def end_conversions(self) -> None:
-        self._moved = {}
+        self._copies = {}
         self._read_from.clear()
         self._stored_to.clear()
 
@@ -114,7 +115,7 @@ class Conversions(Emitter):
         return var in needs.variables or bool(needs.names)
 
     def store(self, stmt: Store) -> Callable[[], None]:
-        return (lambda: None) if stmt in self._moved else super().store(stmt)
+        return (lambda: None) if stmt in self._copies else super().store(stmt)
 
     def loaded(self, item: Read, guard: str) -> str:
         return self._read_from.get((item.ref, item.index)) or super().loaded(item, guard)
