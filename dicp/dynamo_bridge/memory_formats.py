@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from dicp.dtypes import REDUCED_FLOATS
-from dicp.torch_private import HOST, OpOverload, depends_on_data, pytree
+from dicp.torch_private import HOST, OpOverload, pytree
 
 aten = torch.ops.aten
 
@@ -230,11 +230,9 @@ def _without_repetition(x: Tensor, other: Tensor) -> Tensor:
     ]
     if not repeated:
         return x
-    from dicp.dynamo_bridge.analysis.values import (  # sympy, which the device does not need
-        equal_sizes,
-        is_contiguous,
-        shape_of,
-    )
+    # Both import sympy, which the device does not need.
+    from dicp.dynamo_bridge.analysis.values import equal_sizes, is_contiguous, shape_of
+    from dicp.torch_private import depends_on_data
 
     if is_contiguous(other):
         return x
