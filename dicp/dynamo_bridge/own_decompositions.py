@@ -99,16 +99,22 @@ def ldexp(x: Tensor, exponent: Tensor) -> Any:
     """
     if x.is_floating_point() and not exponent.is_floating_point():
         return NotImplemented
-    return x * torch.pow(2.0, exponent)
+    of_number = _raises_number(x) or not exponent.is_floating_point()
+    return x * torch.pow(2.0 if of_number else exponent.new_full((), 2.0), exponent)
+
+
+def _raises_number(x: Tensor) -> bool:
+    """Whether the power that eager's `ldexp` of `x` takes is that of a number, which is contiguous,
+    in place of that of a tensor without dimensions."""
+    return x.dtype == torch.float32 or not (x.is_floating_point() or x.is_complex())
 
 
 def unless_power_of_number(rule: Callable[..., Any] | None) -> Callable[..., Any]:
-    """`rule` for `ldexp`; None leaves it whole. Eager raises a number for float32 and integers,
-    which determines strides and dtype of the power: PyTorch's inference raises a tensor."""
+    """`rule` for `ldexp`; None leaves it whole. PyTorch's inference never raises a number, of whose
+    power strides and dtype are others."""
 
     def ldexp_or_rule(x: Tensor, exponent: Tensor) -> Any:
-        of_number = x.dtype == torch.float32 or not (x.is_floating_point() or x.is_complex())
-        made = ldexp(x, exponent) if of_number else NotImplemented
+        made = ldexp(x, exponent) if _raises_number(x) else NotImplemented
         if made is NotImplemented and rule:
             return rule(x, exponent)
         return made

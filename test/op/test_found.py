@@ -212,7 +212,7 @@ def test_found(name: str, backend_name: str) -> None:
     got = results(compiled, given)
     assert len(got) == len(eager)
     for mine, theirs in zip(got, eager, strict=True):
-        assert not check_tensor(mine, theirs, None, Rule())
+        assert not check_tensor(mine, theirs, None, Rule(floor=4))  # sums in another order
     assert storage_relations(got, given) == storage_relations(eager, given)
 
 
