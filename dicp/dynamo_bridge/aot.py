@@ -95,19 +95,24 @@ def _compile_in_stages(
             run = compile_fn(compiler, state, capture, slot)
             writes = bool(torch_private.overwritten_inputs(state.fw_metadata))
         own = fake_inputs[len(parameters) :]
+    return _with_parameters(gm, run, parameters, _checks(gm, own, writes))
+
+
+Check = Callable[[Sequence[Any]], bool]
+"""Whether a call with these inputs has to run in eager."""
+
+
+def _checks(gm: Any, traced: Sequence[Any], writes: bool) -> list[Check]:
+    """The checks of each call of a graph with inputs `traced`; `writes`: to some of these."""
     graph = torch_private.graph_module_of(gm).graph
-    shared = SharedMemory(own) if writes else None
-    numbers, gradients = NumberChecks(graph, own), GradientLayouts(graph, own)
-    return _with_parameters(gm, run, parameters, shared, numbers, gradients)
+    numbers, gradients = NumberChecks(graph, traced), GradientLayouts(graph, traced)
+    checks: list[Check] = [SharedMemory(traced).differs] if writes else []
+    checks += [gradients.differ] if gradients else []
+    return checks + ([numbers.fail] if numbers else [])
 
 
 def _with_parameters(
-    gm: Any,
-    run: Any,
-    parameters: list[Any],
-    shared: SharedMemory | None,
-    numbers: NumberChecks,
-    gradients: GradientLayouts,
+    gm: Any, run: Any, parameters: list[Any], checks: Sequence[Check]
 ) -> Callable[..., Any]:
     """`run` with Dynamo's signature: without the module's own parameters, inputs not boxed.
 
@@ -117,15 +122,11 @@ def _with_parameters(
     integers from which compiled code cannot compute what Python does, and gradients that an
     optimizer reads if they lie in memory otherwise than the traced ones.
     """
-    checked = numbers if numbers else None
-    laid_out = gradients if gradients else None
 
     def need_eager(inputs: Sequence[Any]) -> bool:
         if torch_private.need_eager(inputs, parameters):
             return True
-        differs = shared is not None and shared.differs(inputs)
-        differs = differs or (laid_out is not None and laid_out.differ(inputs))
-        return differs or (checked is not None and checked.fail(inputs))
+        return any(check(inputs) for check in checks)
 
     if isinstance(gm, torch_private.GmWrapper):
 

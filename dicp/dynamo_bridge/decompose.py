@@ -38,10 +38,10 @@ from dicp.dynamo_bridge.own_decompositions import (
     SCATTERS,
     broadcast_complex,
     in_one_dtype,
+    ldexp_of_number,
     multilabel_margin_loss,
     no_dropout,
     unless_of_one_row,
-    unless_power_of_number,
     with_converted_number,
 )
 from dicp.dynamo_bridge.thresholds import MOST_OF_CORE
@@ -110,10 +110,10 @@ def decompositions(
     table.setdefault(aten.native_dropout.default, no_dropout)
     table.setdefault(aten.complex.default, broadcast_complex)
     table.setdefault(aten.pow.Scalar, power_of_number)
+    table.setdefault(aten.ldexp.Tensor, ldexp_of_number)
     for wrapped, ops in WRAPPED:
         for op in ops:
             table[op] = wrapped(op, table.get(op))
-    table[aten.ldexp.Tensor] = unless_power_of_number(table.get(aten.ldexp.Tensor))
     table[aten.roll.default] = roll_of_slices(table.get(aten.roll.default))
     for op in CONTIGUOUS & table.keys():
         table[op] = with_contiguous_result(table[op])

@@ -109,17 +109,10 @@ def _raises_number(x: Tensor) -> bool:
     return x.dtype == torch.float32 or not (x.is_floating_point() or x.is_complex())
 
 
-def unless_power_of_number(rule: Callable[..., Any] | None) -> Callable[..., Any]:
-    """`rule` for `ldexp`; None leaves it whole. PyTorch's inference never raises a number, of whose
-    power strides and dtype are others."""
-
-    def ldexp_or_rule(x: Tensor, exponent: Tensor) -> Any:
-        made = ldexp(x, exponent) if _raises_number(x) else NotImplemented
-        if made is NotImplemented and rule:
-            return rule(x, exponent)
-        return made
-
-    return ldexp_or_rule
+def ldexp_of_number(x: Tensor, exponent: Tensor) -> Any:
+    """`ldexp` where eager raises a number, for targets that have the operator: PyTorch's inference
+    never does, and gives its power other strides and dtypes."""
+    return ldexp(x, exponent) if _raises_number(x) else NotImplemented
 
 
 def _eye(

@@ -204,6 +204,10 @@ def results(function: Callable[..., Any], given: tuple[torch.Tensor, ...]) -> li
     return [*outputs, *(torch.autograd.grad(sum(sums), leaves) if leaves else ())]
 
 
+FLOORS = {"attention_to_keys_in_another_format": 4.0}
+"""Of what adds up in another order than eager."""
+
+
 @pytest.mark.parametrize("name", FOUND)
 def test_found(name: str, backend_name: str) -> None:
     function, given = FOUND[name]
@@ -212,7 +216,7 @@ def test_found(name: str, backend_name: str) -> None:
     got = results(compiled, given)
     assert len(got) == len(eager)
     for mine, theirs in zip(got, eager, strict=True):
-        assert not check_tensor(mine, theirs, None, Rule(floor=4))  # sums in another order
+        assert not check_tensor(mine, theirs, None, Rule(floor=FLOORS.get(name, 1.0)))
     assert storage_relations(got, given) == storage_relations(eager, given)
 
 
