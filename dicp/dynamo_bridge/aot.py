@@ -126,7 +126,7 @@ def _with_parameters(
     def need_eager(inputs: Sequence[Any]) -> bool:
         if torch_private.need_eager(inputs, parameters):
             return True
-        return any(check(inputs) for check in checks)
+        return bool(checks) and any(check(inputs) for check in checks)
 
     if isinstance(gm, torch_private.GmWrapper):
 

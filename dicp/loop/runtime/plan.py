@@ -200,8 +200,11 @@ class ExecutionPlan:
     def _outputs(self, plain: Sequence[Any]) -> Callable[[Environment], list[Any]]:
         """A function that collects the results of a run."""
         getters = [self._argument(o) for o in plain]
-        if len(plain) > 1 and all(map(self._is_direct, plain)):
-            pick = itemgetter(*(o["ref"] for o in plain))
+        if plain and all(map(self._is_direct, plain)):
+            first, *others = (o["ref"] for o in plain)
+            if not others:
+                return lambda env: [env[first]]
+            pick = itemgetter(first, *others)
             return lambda env: list(pick(env))
         return lambda env: [getter(env) for getter in getters]
 
