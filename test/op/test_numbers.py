@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -159,3 +160,42 @@ def test_numbers_are_refused_as_by_eager(name: str, backend: BackendUnderTest) -
                 compiled(x)
         else:
             torch.testing.assert_close(compiled(x), wanted)
+
+
+FAR = [0.0, -0.0, 1.0, -2.5, 5e-324, -2.3e-308, 1e-40, 1.7e308, torch.inf, -torch.inf, torch.nan]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_neighbours_of_special_numbers(dtype: torch.dtype, backend_name: str) -> None:
+    x, y = torch.cartesian_prod(*[torch.tensor(FAR, dtype=torch.float64).to(dtype)] * 2).T
+    compiled = torch.compile(torch.nextafter, backend=backend_name, fullgraph=True)
+    got, wanted = compiled(x, y), torch.nextafter(x, y)
+    assert not check_tensor(got, wanted, None, Rule(exact=True))
+    assert torch.equal(got.signbit() & ~got.isnan(), wanted.signbit() & ~wanted.isnan())
+
+
+def test_remainders_of_large_quotients(backend_name: str) -> None:
+    """One rounding of a quotient of doubles may reach the next integer."""
+    quotients = torch.tensor(
+        [1, 3, 2.0**29 + 1, 2.0**52 - 1, 2.0**53, 2.0**60], dtype=torch.float64
+    )
+    divisors = torch.tensor([0.1, -0.3, 7.0, 1e-310, 1e17], dtype=torch.float64)
+    q, y = torch.cartesian_prod(quotients, divisors).T
+    x, far = q * y, torch.tensor(FAR, dtype=torch.float64)
+    x = torch.cat([x, torch.nextafter(x, torch.zeros_like(x)), -x, far])
+    y = torch.cat([y, y, y, y[: len(far)]])
+    compiled = torch.compile(torch.fmod, backend=backend_name, fullgraph=True)
+    exact = [
+        math.fmod(a, b) if math.isfinite(a) else math.nan
+        for a, b in zip(x.tolist(), y.tolist(), strict=True)
+    ]
+    got, lost = compiled(x, y), torch.fmod(x, y).isnan()  # in eager's loop, for some quotients
+    wanted = torch.where(got.isnan() & lost, got, torch.tensor(exact, dtype=torch.float64))
+    assert not check_tensor(got, wanted, None, Rule(exact=True))
+
+
+def test_inverse_error_function_up_to_its_ends(backend_name: str) -> None:
+    steps = 2.0 ** -torch.arange(1, 54, dtype=torch.float64)
+    x = torch.cat([1 - steps, steps - 1, steps, -steps, torch.tensor(FAR, dtype=torch.float64)])
+    compiled = torch.compile(torch.erfinv, backend=backend_name, fullgraph=True)
+    torch.testing.assert_close(compiled(x), torch.erfinv(x), rtol=2e-15, atol=0, equal_nan=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -29,6 +30,14 @@ def flags() -> Tensor:
     return torch.ones(N, dtype=torch.bool)
 
 
+def doubles(x: Tensor, y: Tensor) -> Tensor:
+    """The functions of float64 that libmvec has or that are our own, in one loop."""
+    found = x.exp() + x.log() + x.sin() + x.tan() + x.asin() + x.atan() + x.sinh() + x.tanh()
+    found = found + x.erf() + x.erfc() + x.erfinv() + x.exp2() + x.expm1() + x.log1p() + x.log10()
+    found = found + torch.atan2(x, y) + torch.hypot(x, y) + torch.pow(x, y) + torch.fmod(x, y)
+    return found + torch.nextafter(x, y) + torch.sigmoid(y) + F.gelu(y)
+
+
 CASES: dict[str, Callable[[], Case]] = {
     "relu": lambda: (lambda x: F.relu(x) + 1, [f32()]),
     "clamp": lambda: (lambda x: x.clamp(-1, 1), [f32()]),
@@ -38,6 +47,8 @@ CASES: dict[str, Callable[[], Case]] = {
     "tanh": lambda: (torch.tanh, [f32()]),
     "sigmoid": lambda: (torch.sigmoid, [f32()]),
     "erfinv": lambda: (torch.erfinv, [f32()]),
+    "float64": lambda: (doubles, [f32().double(), f32().double()]),
+    "nextafter": lambda: (torch.nextafter, [f32(), f32()]),
     "fmax": lambda: (torch.fmax, [f32(), f32()]),
     "isnan": lambda: (lambda x: x.nan_to_num(), [f32()]),
     "masked": lambda: (lambda x, m: x.masked_fill(m, -1e9), [f32(), flags()]),
@@ -102,7 +113,9 @@ def test_vectorized(name: str, tmp_path: Path) -> None:
         if "omp simd" in start or "for simd" in start
     ]  # fmt: skip
     short = [line for _, line in loops if "v2 = 0; v2 < 1;" in line]  # the border of a window
-    assert loops and result.stderr.count("loop vectorized") >= len(loops) - len(short), source
+    assert loops or "d_narrow<" in source or "d_widen<" in source  # copies of blocks are calls
+    vectorized = re.findall(r"^kernels\.cpp:.*loop vectorized", result.stderr, re.MULTILINE)
+    assert len(vectorized) >= len(loops) - len(short), source
 
 
 def test_the_report_tells_them_apart(tmp_path: Path) -> None:

@@ -1,9 +1,9 @@
 // What generated kernels and routines share on the host CPU. It reads no header of PyTorch or of the
 // standard library: compiling a translation unit takes little longer than its kernels alone.
 #pragma once
-// Float functions have vector variants in libmvec where the toolchain has it; their error is below 4
-// units in the last place. Functions of doubles stay scalar; their error is below one unit.
-// DICP_LIBMVEC is the release of ARM's glibc that has as many; 2.38 has no vectors of two floats.
+// Functions have vector variants in libmvec where the toolchain has it; their error is below 4 units in
+// the last place. DICP_LIBMVEC is the release of ARM's glibc that has as many; 2.38 has no vectors of two
+// floats, and functions of doubles stay scalar there.
 #define d_scalar __attribute__((const))
 #define d_vector __attribute__((simd("notinbranch"), const))
 #if DICP_LIBMVEC >= 240
@@ -11,6 +11,7 @@
 #else
 #define d_since_240 d_scalar
 #endif
+#define d_doubles(kind) kind
 #if DICP_LIBMVEC >= 239
 #define d_since_239 d_vector
 #define d_since_238 d_vector
@@ -18,14 +19,16 @@
 #define d_since_239 d_scalar
 #if DICP_LIBMVEC == 238
 #define d_since_238 _Pragma("omp declare simd simdlen(4) notinbranch") d_scalar
+#undef d_doubles
+#define d_doubles(kind) d_scalar
 #else
 #define d_since_238 d_scalar
 #endif
 #endif
 #define d_declare1(name, kind) \
-  extern "C" { d_scalar double name(double); kind float name##f(float); }
+  extern "C" { d_doubles(kind) double name(double); kind float name##f(float); }
 #define d_declare2(name, kind) \
-  extern "C" { d_scalar double name(double, double); kind float name##f(float, float); }
+  extern "C" { d_doubles(kind) double name(double, double); kind float name##f(float, float); }
 d_declare1(log, d_since_238) d_declare1(sin, d_since_238) d_declare1(cos, d_since_238)
 d_declare1(exp2, d_since_239) d_declare1(expm1, d_since_239) d_declare1(log2, d_since_239)
 d_declare1(log10, d_since_239) d_declare1(log1p, d_since_239) d_declare1(tan, d_since_239)
@@ -34,17 +37,17 @@ d_declare2(atan2, d_since_239)
 d_declare1(sinh, d_since_240) d_declare1(cosh, d_since_240) d_declare1(asinh, d_since_240)
 d_declare1(acosh, d_since_240) d_declare1(atanh, d_since_240) d_declare1(erfc, d_since_240)
 d_declare2(hypot, d_since_240) d_declare2(pow, d_since_240)
-d_declare1(lgamma, d_scalar) d_declare2(nextafter, d_scalar)
-extern "C" d_scalar double exp(double);
-extern "C" d_scalar double erf(double);
-extern "C" d_scalar double tanh(double);
-extern "C" double fmod(double, double);
-// libmvec has no vector variant of fmodf; those that loops call then are defined below.
-#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
+d_declare1(lgamma, d_scalar)
+extern "C" d_doubles(d_since_238) double exp(double);  // of floats, these are in scalar.h
+extern "C" d_doubles(d_since_240) double erf(double);
+extern "C" d_doubles(d_since_240) double tanh(double);
+// libmvec has no vector variants of fmod; those that loops call then are defined below. Compiling them
+// takes as long as a small kernel: a unit that computes remainders defines D_REMAINDERS.
+#if defined(D_REMAINDERS) && defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
 #define D_FMOD_VECTORS
-extern "C" d_vector float fmodf(float, float);
+extern "C" { d_vector float fmodf(float, float); d_vector double fmod(double, double); }
 #else
-extern "C" float fmodf(float, float);
+extern "C" { float fmodf(float, float); double fmod(double, double); }
 #endif
 #define D_DECLARED
 #include "scalar.h"
@@ -159,50 +162,69 @@ template <int N> d_inline double d_sum(const double (&lanes)[N]) { return d_pair
 
 // ---- vectors of remainders ----------------------------------------------------------------------
 #ifdef D_FMOD_VECTORS
-typedef float d_fmod_vector __attribute__((vector_size(D_VECTOR_BYTES)));
+template <class T> struct d_fmod_vector { typedef T type __attribute__((vector_size(D_VECTOR_BYTES))); };
+// The remainder of lanes whose quotients are below the limit of `d_fmod_limit`, beyond which it is wrong.
 // In double, a quotient of floats below 2^29 is truncated exactly: it is at least 2^-24 / b away from
 // the next integer, relatively more than the division's rounding error. Its product with b has 53 bits,
-// and so the remainder is exact. Vectors with larger quotients, infinities or NaN call the C library.
-static __attribute__((noinline)) d_fmod_vector d_fmod_lanes(d_fmod_vector a, d_fmod_vector b) {
-  constexpr int N = D_VECTOR_BYTES / sizeof(float);
-  float x[N], y[N], r[N];
+// and so the remainder is exact.
+d_inline double d_fmod_limit(float) { return 0x1p29; }
+d_inline float d_fmod_near(float a, float b, double& q) {
+  q = d_trunc((double)a / (double)b);
+  return (float)((double)a - q * (double)b);
+}
+// A quotient of doubles below 2^53 may be rounded up to the next integer: the remainder, which one rounding
+// of a - q * b gives exactly, then has the other sign.
+d_inline double d_fmod_limit(double) { return 0x1p53; }
+d_inline double d_fmod_near(double a, double b, double& q) {
+  q = d_trunc(a / b);
+  const double r = d_fma(-q, b, a), size = a < 0 ? -r : r;
+  return size < 0 ? r + d_copysign(b, a) : r;
+}
+d_inline float d_fmod_exact(float a, float b) { return fmodf(a, b); }
+d_inline double d_fmod_exact(double a, double b) { return fmod(a, b); }
+// Vectors with larger quotients, infinities or NaN call the C library.
+template <class T> static __attribute__((noinline)) typename d_fmod_vector<T>::type d_fmod_lanes(
+    typename d_fmod_vector<T>::type a, typename d_fmod_vector<T>::type b) {
+  constexpr int N = D_VECTOR_BYTES / sizeof(T);
+  T x[N], y[N], r[N];
   __builtin_memcpy(x, &a, D_VECTOR_BYTES);
   __builtin_memcpy(y, &b, D_VECTOR_BYTES);
   int32_t large = 0;
 #pragma omp simd reduction(|: large)
   for (int k = 0; k < N; ++k) {
-    const double q = d_trunc((double)x[k] / (double)y[k]);
-    r[k] = d_copysign((float)((double)x[k] - q * (double)y[k]), x[k]);
-    large |= !((d_abs(q) < 0x1p29) & (d_abs(y[k]) < d_inff));
+    double q;
+    r[k] = d_copysign(d_fmod_near(x[k], y[k], q), x[k]);
+    large |= !((d_abs(q) < d_fmod_limit(x[k])) & (d_abs(y[k]) < d_inff));
   }
   for (int k = 0; large && k < N; ++k) {
     asm("");  // else the compiler makes this loop a call of the function that it is in
-    r[k] = fmodf(x[k], y[k]);
+    r[k] = d_fmod_exact(x[k], y[k]);
   }
   __builtin_memcpy(&a, r, D_VECTOR_BYTES);
   return a;
 }
-// The names are those by which g++ calls the vector variants of fmodf: 4 lanes with SSE, 8 with AVX and
-// AVX2, 16 with AVX-512. The shorter ones are padded by ones: one function is compiled sooner than four.
-#define d_define_fmod(name, bytes) \
-  typedef float name##_lanes __attribute__((vector_size(bytes))); \
+// The names are those by which g++ calls the vector variants of fmodf and fmod: 4 floats or 2 doubles with
+// SSE, 8 or 4 with AVX and AVX2, 16 or 8 with AVX-512. The shorter ones are padded by ones: one function is
+// compiled sooner than four.
+#define d_define_fmod(T, name, bytes) \
+  typedef T name##_lanes __attribute__((vector_size(bytes))); \
   extern "C" __attribute__((weak, visibility("hidden"))) name##_lanes name(name##_lanes a, name##_lanes b) { \
-    d_fmod_vector x = d_fmod_vector{} + 1.0f, y = x; \
+    d_fmod_vector<T>::type x = d_fmod_vector<T>::type{} + (T)1, y = x; \
     __builtin_memcpy(&x, &a, bytes); \
     __builtin_memcpy(&y, &b, bytes); \
-    x = d_fmod_lanes(x, y); \
+    x = d_fmod_lanes<T>(x, y); \
     __builtin_memcpy(&a, &x, bytes); \
     return a; \
   }
-d_define_fmod(_ZGVbN4vv_fmodf, 16)
+d_define_fmod(float, _ZGVbN4vv_fmodf, 16) d_define_fmod(double, _ZGVbN2vv_fmod, 16)
 #ifdef __AVX__
-d_define_fmod(_ZGVcN8vv_fmodf, 32)
+d_define_fmod(float, _ZGVcN8vv_fmodf, 32) d_define_fmod(double, _ZGVcN4vv_fmod, 32)
 #endif
 #ifdef __AVX2__
-d_define_fmod(_ZGVdN8vv_fmodf, 32)
+d_define_fmod(float, _ZGVdN8vv_fmodf, 32) d_define_fmod(double, _ZGVdN4vv_fmod, 32)
 #endif
 #ifdef __AVX512F__
-d_define_fmod(_ZGVeN16vv_fmodf, 64)
+d_define_fmod(float, _ZGVeN16vv_fmodf, 64) d_define_fmod(double, _ZGVeN8vv_fmod, 64)
 #endif
 #endif
 

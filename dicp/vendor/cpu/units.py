@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import threading
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -167,11 +168,15 @@ def identity_of(toolchain: Toolchain) -> str:
     return key_of(toolchain.identity, *header_texts().values())
 
 
+REMAINDER = re.compile(r"\bd_(fmod|remainder|floor_div)\(")
+
+
 def unit_text(header: str, bodies: Mapping[str, str], sources: Sources) -> str:
     """The C++ of a unit: kernel name -> body, with what each computes as a comment."""
     return render_template(
-        FOLDER / "unit.cpp.jinja", kernels=bodies, comments=sources, header=header
-    )
+        FOLDER / "unit.cpp.jinja", kernels=bodies, comments=sources, header=header,
+        remainders=any(map(REMAINDER.search, bodies.values())),
+    )  # fmt: skip
 
 
 @lru_cache(maxsize=1)

@@ -158,6 +158,7 @@ class Loops(Strips, Generic[F]):
         self.pop(around)
         lines = [*("  " + line for line in pragma),
                  *self._loop(var, body, indent + 1, ("start", "end"))]  # fmt: skip
+        lines = lines if body.lines else []  # copies of whole blocks are calls
         return self._in_converted_blocks(block, around.lines, [converted], lines, indent)
 
     def _converted_block(

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-import torch
-
 from dicp.loop.ir import expr as ir
 from dicp.loop.ir.access import deep_variables
 from dicp.loop.ir.expr import Checked, Expr
@@ -15,7 +13,7 @@ from dicp.loop.ir.ops import SCALAR_OPS
 from dicp.loop.thresholds import HEAVY
 from dicp.vendor.cpu.thresholds import SUM_LANES
 
-SCALAR_FUNCTIONS = frozenset({"lgamma", "digamma", "nextafter", "philox_normal"})
+SCALAR_FUNCTIONS = frozenset({"lgamma", "digamma", "philox_normal"})
 """Functions without a vector variant for any dtype."""
 SUNK_FUNCTIONS = frozenset({"sin", "cos"})
 """Calls that the compiler moves into the branch of a condition, which then stays one."""
@@ -50,7 +48,7 @@ def _is_scalar(expr: Expr) -> bool:
         return True
     row = SCALAR_OPS.get(expr.op)
     is_call = row is not None and row.cost >= HEAVY
-    return is_call and (expr.dtype == torch.float64 or not expr.dtype.is_floating_point)
+    return is_call and not expr.dtype.is_floating_point
 
 
 def _is_scattered(expr: Expr, var: Var) -> bool:
