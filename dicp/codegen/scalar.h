@@ -79,8 +79,9 @@ d_declare2(atan2) d_declare2(hypot) d_declare2(pow) d_declare2(fmod)
 d_math1(exp2) d_math1(expm1) d_math1(log) d_math1(log2) d_math1(log10) d_math1(log1p)
 d_math1(sin) d_math1(cos) d_math1(tan) d_math1(asin) d_math1(acos) d_math1(atan)
 d_math1(sinh) d_math1(cosh) d_math1(asinh) d_math1(acosh) d_math1(atanh)
-d_math1(erfc) d_math1(lgamma)
+d_math1(erfc)
 d_math2(atan2) d_math2(hypot) d_math2(pow)
+d_inline double d_lgamma(double x) { return lgamma(x); }
 d_inline double d_exp(double x) { return exp(x); }
 d_inline double d_tanh(double x) { return tanh(x); }
 d_inline double d_erf(double x) { return erf(x); }
@@ -474,24 +475,39 @@ d_inline float d_erfinv(float y) {
   const float x = y * (w < 5.0f ? near : far);
   return d_abs(y) == 1.0f ? d_copysign(d_inff, y) : x;
 }
-// Recurrence up to 10, then the asymptotic series (Abramowitz and Stegun 6.3.18); reflection below 0.
+// Asymptotic series (Abramowitz and Stegun 6.3.18) from 10 on, to which smaller numbers are moved by
+// digamma(x + 1) = digamma(x) + 1 / x; reflection below 0. Without branches, so that loops are vectorized.
 d_inline double d_digamma(double x) {
-  if (x == 0) return d_copysign(d_inf, -x);
-  double result = 0;
-  if (x < 0) {
-    if (x == d_floor(x)) return d_nan;
-    const double pi = 3.14159265358979323846;
-    const double whole = d_trunc(x);
-    result = -pi / tan(pi * (x - whole));
-    x = 1 - x;
-  }
-  while (x < 10) { result -= 1 / x; x += 1; }
-  const double z = 1 / (x * x);
+  const double pi = 3.14159265358979323846, w = x < 0 ? 1 - x : x;
+  // The ten reciprocals in pairs: (w + k) (w + 9 - k) is s + k (9 - k).
+  const double s = w * (w + 9), ten = 1 / s + 1 / (s + 8) + 1 / (s + 14) + 1 / (s + 18) + 1 / (s + 20);
+  const double y = w < 10 ? w + 10 : w, moved = w < 10 ? (2 * w + 9) * ten : 0, z = 1 / (y * y);
   const double series = z * (1.0 / 12 - z * (1.0 / 120 - z * (1.0 / 252 - z * (1.0 / 240 -
       z * (1.0 / 132 - z * (691.0 / 32760 - z / 12))))));
-  return result + log(x) - 0.5 / x - series;
+  const double found = log(y) - 0.5 / y - series - moved, turn = x - d_trunc(x);
+  const double reflected = turn == 0 ? d_nan : found - pi / tan(pi * turn);
+  return x == 0 ? d_copysign(d_inf, -x) : x < 0 ? reflected : found;
 }
 d_inline float d_digamma(float x) { return (float)d_digamma((double)x); }
+#ifdef D_NATIVE_MATH
+d_inline float d_lgamma(float x) { return lgammaf(x); }
+#else
+// The same way: Stirling's series (Abramowitz and Stegun 6.1.41) from 8 on, reflection below 1/2.
+d_inline float d_lgamma(float number) {
+  const double pi = 3.14159265358979323846, x = number, w = x < 0.5 ? 1 - x : x;
+  double product = w;
+  D_UNROLL(7)
+  for (int k = 1; k < 8; ++k) product *= w + k;
+  const double y = w < 8 ? w + 8 : w, r = 1 / y, z = r * r;
+  const double series = r * (1.0 / 12 - z * (1.0 / 360 - z * (1.0 / 1260 - z * (1.0 / 1680 -
+      z * (1.0 / 1188 - z * (691.0 / 360360 - z / 156))))));
+  const double far = (y - 0.5) * log(y) - y + 0.91893853320467274178 + series;
+  const double sum = far - log(w < 8 ? product : 1), turn = x - d_round(x);
+  const double found = (w == 1) | (w == 2) ? 0 : sum;
+  const double reflected = log(pi / d_abs(sin(pi * turn))) - found;
+  return d_isinf(x) ? d_inff : (float)(x < 0.5 ? reflected : found);
+}
+#endif
 
 // ---- random numbers: Philox 4x32-7 (Salmon et al., SC 2011) ------------------------------------
 // Adjacent elements share a call: each takes one of its four words, or a pair of them. All targets

@@ -199,3 +199,14 @@ def test_inverse_error_function_up_to_its_ends(backend_name: str) -> None:
     x = torch.cat([1 - steps, steps - 1, steps, -steps, torch.tensor(FAR, dtype=torch.float64)])
     compiled = torch.compile(torch.erfinv, backend=backend_name, fullgraph=True)
     torch.testing.assert_close(compiled(x), torch.erfinv(x), rtol=2e-15, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("fn", [torch.lgamma, torch.digamma])
+def test_gamma_functions_of_special_numbers(
+    fn: Callable[..., Any], dtype: torch.dtype, backend_name: str
+) -> None:
+    x = torch.tensor([*FAR, 2.0, 3.0, 0.5, 1e-3, 8.0, 10.0, 1e30, -1.0, -2.0, -0.25, -1e-20, -1e30])
+    x = x.to(dtype)
+    got = torch.compile(fn, backend=backend_name, fullgraph=True)(x)
+    torch.testing.assert_close(got, fn(x), rtol=16 * torch.finfo(dtype).eps, atol=0, equal_nan=True)

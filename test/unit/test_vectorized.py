@@ -35,7 +35,7 @@ def doubles(x: Tensor, y: Tensor) -> Tensor:
     found = x.exp() + x.log() + x.sin() + x.tan() + x.asin() + x.atan() + x.sinh() + x.tanh()
     found = found + x.erf() + x.erfc() + x.erfinv() + x.exp2() + x.expm1() + x.log1p() + x.log10()
     found = found + torch.atan2(x, y) + torch.hypot(x, y) + torch.pow(x, y) + torch.fmod(x, y)
-    return found + torch.nextafter(x, y) + torch.sigmoid(y) + F.gelu(y)
+    return found + torch.nextafter(x, y) + torch.sigmoid(y) + F.gelu(y) + x.digamma()
 
 
 CASES: dict[str, Callable[[], Case]] = {
@@ -49,6 +49,8 @@ CASES: dict[str, Callable[[], Case]] = {
     "erfinv": lambda: (torch.erfinv, [f32()]),
     "float64": lambda: (doubles, [f32().double(), f32().double()]),
     "nextafter": lambda: (torch.nextafter, [f32(), f32()]),
+    "lgamma": lambda: (torch.lgamma, [f32()]),
+    "digamma": lambda: (torch.digamma, [f32()]),
     "fmax": lambda: (torch.fmax, [f32(), f32()]),
     "isnan": lambda: (lambda x: x.nan_to_num(), [f32()]),
     "masked": lambda: (lambda x, m: x.masked_fill(m, -1e9), [f32(), flags()]),

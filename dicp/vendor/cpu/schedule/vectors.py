@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+import torch
+
 from dicp.loop.ir import expr as ir
 from dicp.loop.ir.access import deep_variables
 from dicp.loop.ir.expr import Checked, Expr
@@ -13,8 +15,10 @@ from dicp.loop.ir.ops import SCALAR_OPS
 from dicp.loop.thresholds import HEAVY
 from dicp.vendor.cpu.thresholds import SUM_LANES
 
-SCALAR_FUNCTIONS = frozenset({"lgamma", "digamma", "philox_normal"})
-"""Functions without a vector variant for any dtype."""
+SCALAR_FUNCTIONS = frozenset({
+    ("lgamma", torch.float64), ("philox_normal", torch.float32), ("philox_normal", torch.float64),
+})  # fmt: skip
+"""Functions without a vector variant."""
 SUNK_FUNCTIONS = frozenset({"sin", "cos"})
 """Calls that the compiler moves into the branch of a condition, which then stays one."""
 
@@ -44,7 +48,7 @@ def _varying(stmts: Iterable[Stmt], var: Var) -> list[Expr]:
 
 
 def _is_scalar(expr: Expr) -> bool:
-    if isinstance(expr, Checked) or expr.op in SCALAR_FUNCTIONS:
+    if isinstance(expr, Checked) or (expr.op, expr.dtype) in SCALAR_FUNCTIONS:
         return True
     row = SCALAR_OPS.get(expr.op)
     is_call = row is not None and row.cost >= HEAVY
