@@ -16,18 +16,21 @@ from dicp.domains import DOMAINS, outside_domain
 from dicp.dynamo_bridge.checked_values import CHECKED_VALUES, with_assertions
 from dicp.dynamo_bridge.interpolation import GRADIENTS, interpolate, unless_of_bytes
 from dicp.dynamo_bridge.memory_formats import (
+    AS_GRADIENT,
     AS_INPUT,
     BATCH_NORMS,
     CONTIGUOUS,
     FOLLOWS,
     OF_BOTH,
+    OF_CONTIGUOUS,
     ORDERED,
     in_format_of_input,
     in_memory_format,
-    power_of_number,
+    of_contiguous,
     roll_of_slices,
     with_contiguous_result,
     with_strides_of_both,
+    with_strides_of_gradient,
     with_strides_of_input,
     without_repetition,
 )
@@ -83,6 +86,7 @@ UNTRACEABLE = frozenset({aten.bucketize.Scalar})
 WRAPPED: tuple[tuple[Callable[..., Any], Iterable[OpOverload]], ...] = (
     (in_one_dtype, MIXED), (in_memory_format, BATCH_NORMS), (in_format_of_input, FOLLOWS),
     (with_strides_of_both, OF_BOTH), (without_repetition, ORDERED),
+    (of_contiguous, OF_CONTIGUOUS), (with_strides_of_gradient, AS_GRADIENT),
 )  # fmt: skip
 """Functions of an operator and its decomposition, None where it is left whole, and of which."""
 
@@ -109,7 +113,6 @@ def decompositions(
             table[op] = _Checked(table[op], target, table)
     table.setdefault(aten.native_dropout.default, no_dropout)
     table.setdefault(aten.complex.default, broadcast_complex)
-    table.setdefault(aten.pow.Scalar, power_of_number)
     table.setdefault(aten.ldexp.Tensor, ldexp_of_number)
     for wrapped, ops in WRAPPED:
         for op in ops:

@@ -248,9 +248,35 @@ def _is_zero(step: Any) -> bool:
     return isinstance(step, int) and step == 0
 
 
-def power_of_number(base: Any, exponent: Tensor) -> Any:
-    """`pow` of a number, whose result eager makes contiguous; PyTorch's inference says that it has
-    the strides of the exponent."""
-    if exponent.is_contiguous():
-        return NotImplemented
-    return aten.pow.Scalar(base, exponent.contiguous())
+OF_CONTIGUOUS = (aten.log_sigmoid_forward.default, aten.pow.Scalar)
+"""Pointwise operators whose result eager makes contiguous; PyTorch's inference says that it has the
+strides of the operand."""
+
+
+def of_contiguous(op: OpOverload, rule: Callable[..., Any] | None) -> Callable[..., Any]:
+    """`rule` of operands that are contiguous; None leaves the operator whole."""
+
+    def contiguous(*operands: Any) -> Any:
+        tensors = [x for x in operands if isinstance(x, Tensor)]
+        if all(x.is_contiguous() or x.device.type != HOST for x in tensors):
+            return rule(*operands) if rule else NotImplemented
+        return op(*(x.contiguous() if isinstance(x, Tensor) else x for x in operands))
+
+    return contiguous
+
+
+AS_GRADIENT = (aten.log_sigmoid_backward.default,)
+"""Pointwise gradients that eager writes into a tensor with the strides of the result's gradient."""
+
+
+def with_strides_of_gradient(op: OpOverload, rule: Callable[..., Any] | None) -> Callable[..., Any]:
+    """`rule` of the result's gradient and saved tensors, all of which are copied to its strides."""
+
+    def strided(grad: Tensor, *saved: Tensor) -> Any:
+        like = torch.empty_like(grad)
+        laid_out = all(x.stride() == like.stride() for x in (grad, *saved))
+        if laid_out or grad.device.type != HOST:
+            return rule(grad, *saved) if rule else NotImplemented
+        return op(*(aten.copy.default(torch.empty_like(like), x) for x in (grad, *saved)))
+
+    return strided

@@ -178,7 +178,8 @@ ORDERED_BY_BOTH = {
     "logical_xor": torch.logical_xor,
     "rounded_quotient": lambda x, y: torch.div(x, y, rounding_mode="floor"),
     "lcm": lambda x, y: torch.lcm(x.int(), y.int()),
-    "power": lambda x, y: 2.0 ** (x + y), "ldexp": torch.ldexp,
+    "power": lambda x, y: 2.0 ** (x + y), "log_sigmoid": lambda x, y: F.logsigmoid(x + y),
+    "ldexp": torch.ldexp,
     "ldexp_of_integers": lambda x, y: torch.ldexp(x.int(), y),
     "ldexp_of_float64": lambda x, y: torch.ldexp(x.double(), y),
     "ldexp_in_half": lambda x, y: torch.ldexp(x.int(), y.half()),
@@ -217,6 +218,7 @@ def test_strides_of_expanded_operands(dtype: torch.dtype, backend_name: str) -> 
 
 OF_GRADIENT = {
     "silu": F.silu, "gelu": F.gelu, "mish": F.mish, "sigmoid": torch.sigmoid, "tanh": torch.tanh,
+    "logsigmoid": F.logsigmoid,
     "weighted": lambda x: (x.exp() * torch.ones(5, 4, dtype=x.dtype).t()).sum(1),
 }  # fmt: skip
 
