@@ -164,6 +164,9 @@ OF_BOTH = (
 """Pointwise operators for which PyTorch's inference orders the strides of the result as those of
 one operand; in eager that takes both."""
 
+FLOATING = frozenset({aten.copysign.Tensor, aten.special_xlog1py.default, aten.xlogy.Tensor})
+"""Operators of two integers that eager converts to floats before it orders their strides."""
+
 
 def with_strides_of_both(op: OpOverload, rule: Callable[..., Any] | None) -> Callable[..., Any]:
     """`rule` of two operands, which are copied to the result's strides where theirs differ.
@@ -183,8 +186,10 @@ def with_strides_of_both(op: OpOverload, rule: Callable[..., Any] | None) -> Cal
         plain = all(z.dtype == torch.bool or is_contiguous(z) for z in tensors)
         if not differ or plain:
             return rule(x, y, **kwargs) if rule else NotImplemented
-        like = torch.empty_like(aten.eq.Tensor(x, y))
         common = torch.result_type(x, y)  # a tensor without dimensions does not promote it
+        if op in FLOATING and not common.is_floating_point:
+            return op(*(z.to(torch.get_default_dtype()) for z in (x, y)), **kwargs)
+        like = torch.empty_like(aten.eq.Tensor(x, y))
         laid_out = (torch.empty_like(like, dtype=z.dtype if z.dim() else common) for z in (x, y))
         return op(*map(aten.copy.default, laid_out, (x, y)), **kwargs)
 

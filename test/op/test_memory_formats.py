@@ -201,11 +201,11 @@ def test_strides_of_two_operands(name: str, backend_name: str) -> None:
 def of_expanded(x: Tensor, row: Tensor, column: Tensor) -> list[Tensor]:
     row, column, one = (part.expand_as(x) for part in (row, column, x.new_ones(())))
     pairs = [(row, x), (column, x), (x, column), (one, x), (row, column), (row.float(), x)]
-    functions = torch.add, torch.maximum, torch.eq, torch.xlogy
+    functions = torch.add, torch.maximum, torch.eq, torch.xlogy, torch.copysign
     return [fn(*pair) for fn in functions for pair in pairs]
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.int32])
 def test_strides_of_expanded_operands(dtype: torch.dtype, backend_name: str) -> None:
     """PyTorch's inference orders them after a conversion, which eager does of other dtypes only."""
     run = torch.compile(of_expanded, backend=backend_name)
