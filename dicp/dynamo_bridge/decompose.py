@@ -22,13 +22,13 @@ from dicp.dynamo_bridge.memory_formats import (
     CONTIGUOUS,
     FOLLOWS,
     OF_BOTH,
-    OF_CONTIGUOUS,
+    OF_GRADIENT,
     ORDERED,
     in_format_of_input,
     in_memory_format,
-    of_contiguous,
+    like_gradient,
+    of_contiguous_operands,
     roll_of_slices,
-    with_contiguous_result,
     with_strides_of_both,
     with_strides_of_gradient,
     with_strides_of_input,
@@ -85,8 +85,9 @@ UNTRACEABLE = frozenset({aten.bucketize.Scalar})
 
 WRAPPED: tuple[tuple[Callable[..., Any], Iterable[OpOverload]], ...] = (
     (in_one_dtype, MIXED), (in_memory_format, BATCH_NORMS), (in_format_of_input, FOLLOWS),
-    (with_strides_of_both, OF_BOTH), (without_repetition, ORDERED),
-    (of_contiguous, OF_CONTIGUOUS), (with_strides_of_gradient, AS_GRADIENT),
+    (of_contiguous_operands, CONTIGUOUS), (with_strides_of_both, OF_BOTH),
+    (with_strides_of_gradient, OF_GRADIENT), (without_repetition, ORDERED),
+    (like_gradient, AS_GRADIENT),
 )  # fmt: skip
 """Functions of an operator and its decomposition, None where it is left whole, and of which."""
 
@@ -118,8 +119,6 @@ def decompositions(
         for op in ops:
             table[op] = wrapped(op, table.get(op))
     table[aten.roll.default] = roll_of_slices(table.get(aten.roll.default))
-    for op in CONTIGUOUS & table.keys():
-        table[op] = with_contiguous_result(table[op])
     for op in AS_INPUT.keys() & table.keys():
         table[op] = with_strides_of_input(op, table[op])
     for op in CONVERTED & table.keys():

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from dicp.dtypes import REDUCED_FLOATS
-from dicp.torch_private import HOST, OpOverload, pytree
+from dicp.torch_private import HOST, OpOverload
 
 aten = torch.ops.aten
 
@@ -119,18 +119,25 @@ def roll_of_slices(rule: Callable[..., Any] | None) -> Callable[..., Any]:
     return rolled
 
 
-CONTIGUOUS = frozenset({
-    aten.mse_loss_backward.default, aten.smooth_l1_loss_backward.default,
-    aten.huber_loss_backward.default, aten.adaptive_max_pool3d.default,
-})  # fmt: skip
+ON_HOST = frozenset({aten.glu_backward.default, aten.log_sigmoid_forward.default})
+"""Operators whose results eager makes contiguous on the host alone."""
+CONTIGUOUS = (
+    aten._log_softmax_backward_data.default, aten.adaptive_max_pool3d.default,
+    aten.huber_loss_backward.default, aten.mse_loss_backward.default, aten.pow.Scalar,
+    aten.smooth_l1_loss_backward.default, *ON_HOST,
+)  # fmt: skip
 """Operators whose results eager makes contiguous, whatever strides the operands have."""
 
 
-def with_contiguous_result(rule: Callable[..., Any]) -> Callable[..., Any]:
-    """`rule`, whose results have the strides of its operands."""
+def of_contiguous_operands(op: OpOverload, rule: Callable[..., Any] | None) -> Callable[..., Any]:
+    """`rule`, whose results have the strides of its operands; None leaves it whole."""
 
     def contiguous(*args: Any, **kwargs: Any) -> Any:
-        return pytree.tree_map_only(Tensor, Tensor.contiguous, rule(*args, **kwargs))
+        tensors = [z for z in args if isinstance(z, Tensor)]
+        elsewhere = op in ON_HOST and tensors[0].device.type != HOST
+        if elsewhere or all(z.is_contiguous() for z in tensors):
+            return rule(*args, **kwargs) if rule else NotImplemented
+        return op(*(z.contiguous() if isinstance(z, Tensor) else z for z in args), **kwargs)
 
     return contiguous
 
@@ -157,9 +164,9 @@ def with_strides_of_input(op: OpOverload, rule: Callable[..., Any]) -> Callable[
 
 OF_BOTH = (
     aten.complex.default, aten.copysign.Tensor, aten.div.Tensor_mode, aten.floor_divide.default,
-    aten.heaviside.default, aten.logaddexp.default, aten.logical_and.default,
-    aten.logical_or.default, aten.logical_xor.default, aten.special_xlog1py.default,
-    aten.xlogy.Tensor,
+    aten.heaviside.default, aten.logaddexp.default, aten.logaddexp2.default,
+    aten.logical_and.default, aten.logical_or.default, aten.logical_xor.default,
+    aten.special_xlog1py.default, aten.xlogy.Tensor,
 )  # fmt: skip
 """Pointwise operators for which PyTorch's inference orders the strides of the result as those of
 one operand; in eager that takes both."""
@@ -194,6 +201,33 @@ def with_strides_of_both(op: OpOverload, rule: Callable[..., Any] | None) -> Cal
         return op(*map(aten.copy.default, laid_out, (x, y)), **kwargs)
 
     return strided
+
+
+OF_GRADIENT = (
+    aten.elu_backward.default, aten.hardsigmoid_backward.default,
+    aten.hardswish_backward.default, aten.hardtanh_backward.default,
+    aten.logit_backward.default, aten.softplus_backward.default,
+)  # fmt: skip
+"""Gradients of which PyTorch's inference orders the strides as those of the input; eager takes the
+result's gradient first."""
+
+
+def with_strides_of_gradient(op: OpOverload, rule: Callable[..., Any] | None) -> Callable[..., Any]:
+    """`rule`, of an input that is copied to the gradient's strides where they are not foretold."""
+
+    def ordered(grad: Tensor, *args: Any) -> Any:
+        # It imports sympy, which the device does not need.
+        from dicp.dynamo_bridge.analysis.values import strides_of
+
+        x = next(z for z in args if isinstance(z, Tensor))
+        if strides_of(grad) != strides_of(x):
+            actual, foretold = (aten.eq.Tensor(*pair) for pair in ((grad, x), (x, grad)))
+            if strides_of(actual) != strides_of(foretold):
+                copy = aten.copy.default(torch.empty_like(actual, dtype=x.dtype), x)
+                return op(grad, *(copy if z is x else z for z in args))
+        return rule(grad, *args) if rule else NotImplemented
+
+    return ordered
 
 
 ORDERED = (
@@ -253,28 +287,11 @@ def _is_zero(step: Any) -> bool:
     return isinstance(step, int) and step == 0
 
 
-OF_CONTIGUOUS = (aten.log_sigmoid_forward.default, aten.pow.Scalar)
-"""Pointwise operators whose result eager makes contiguous; PyTorch's inference says that it has the
-strides of the operand."""
-
-
-def of_contiguous(op: OpOverload, rule: Callable[..., Any] | None) -> Callable[..., Any]:
-    """`rule` of operands that are contiguous; None leaves the operator whole."""
-
-    def contiguous(*operands: Any) -> Any:
-        tensors = [x for x in operands if isinstance(x, Tensor)]
-        if all(x.is_contiguous() or x.device.type != HOST for x in tensors):
-            return rule(*operands) if rule else NotImplemented
-        return op(*(x.contiguous() if isinstance(x, Tensor) else x for x in operands))
-
-    return contiguous
-
-
 AS_GRADIENT = (aten.log_sigmoid_backward.default,)
 """Pointwise gradients that eager writes into a tensor with the strides of the result's gradient."""
 
 
-def with_strides_of_gradient(op: OpOverload, rule: Callable[..., Any] | None) -> Callable[..., Any]:
+def like_gradient(op: OpOverload, rule: Callable[..., Any] | None) -> Callable[..., Any]:
     """`rule` of the result's gradient and saved tensors, all of which are copied to its strides."""
 
     def strided(grad: Tensor, *saved: Tensor) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -174,6 +174,7 @@ def test_memory_format(
 ORDERED_BY_BOTH = {
     "copysign": torch.copysign, "complex": torch.complex, "heaviside": torch.heaviside,
     "floor_divide": torch.floor_divide, "logaddexp": torch.logaddexp,
+    "logaddexp2": torch.logaddexp2,
     "logical_and": torch.logical_and, "logical_or": torch.logical_or,
     "logical_xor": torch.logical_xor,
     "rounded_quotient": lambda x, y: torch.div(x, y, rounding_mode="floor"),
@@ -232,4 +233,29 @@ def test_strides_of_expanded_gradients(name: str, backend_name: str) -> None:
     for dtype in (torch.bfloat16, torch.float32):
         x = torch.randn(5, 4).to(dtype).t().requires_grad_()
         grads = [torch.autograd.grad(fn(x), x)[0] for fn in (run, total)]
+        assert not check_tensor(*grads, None, Rule(floor=2))
+
+
+ORDERED_BY_GRADIENT = {
+    "elu": F.elu, "glu": lambda x: F.glu(x, 2), "hardsigmoid": F.hardsigmoid,
+    "hardswish": F.hardswish,
+    "log_softmax": lambda x: F.log_softmax(x, 1), "logit": torch.logit, "relu6": F.relu6,
+    "softplus": F.softplus,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ORDERED_BY_GRADIENT)
+def test_strides_of_gradients_in_another_format(name: str, backend_name: str) -> None:
+    """The gradient of the result comes in other strides than the input has."""
+    fn = ORDERED_BY_GRADIENT[name]
+
+    def reordered(x: Tensor, dims: Sequence[int]) -> Tensor:
+        return fn(x).permute(dims).contiguous() * 2
+
+    for dims in ((0, 1, 2, 3), (0, 2, 3, 1), (0, 1, 3, 2)):
+        x = torch.rand(2, 3, 4, 5).contiguous(memory_format=torch.channels_last).requires_grad_()
+        run = torch.compile(reordered, backend=backend_name, dynamic=False)
+        outs = [call(x, dims) for call in (run, reordered)]
+        towards = torch.rand(outs[0].shape)
+        grads = [torch.autograd.grad(out, x, towards)[0] for out in outs]
         assert not check_tensor(*grads, None, Rule(floor=2))
