@@ -17,7 +17,7 @@ from dicp.compare import Rule, check_tensor, storage_relations
 from dicp.dynamo_bridge import backend as backends
 from dicp.fuzz.generate import double_precision
 from dicp.fuzz.program import CALLS, Program
-from dicp.torch_private import backend_registry
+from dicp.torch_private import backend_registry, disable_current_modes
 
 REFERENCE = "aot_eager"
 """A backend that shares PyTorch's front end with ours: what it gets wrong too is not ours."""
@@ -156,7 +156,8 @@ def evaluate(
     """Run forward and, where an output asks for it, backward. `rounding`: in float64, with
     cotangents of these dtypes."""
     torch.manual_seed(0)
-    values = program.build(call, wide=rounding is not None)
+    with disable_current_modes():  # which see what the program computes
+        values = program.build(call, wide=rounding is not None)
     with quiet():
         outputs = list(function(*values))
         relations = storage_relations(outputs, values)

@@ -52,7 +52,7 @@ _SAME_VALUES = frozenset({
     "new_empty", "new_empty_strided", "lift_fresh", "_unsafe_view", "_reshape_copy",
 })  # fmt: skip
 """Operators that leave values as they are or round them to a dtype, which float64 runs do too."""
-_SUMS = frozenset({"sum", "mean", "nansum"})
+_SUMS = frozenset({"sum", "mean", "nansum", "trace"})
 _EXTREMES = frozenset({"amax", "amin", "aminmax", "max", "min"})
 _SOFTMAX = frozenset({"_softmax", "_safe_softmax", "_log_softmax"})
 _RUNNING_MEANS = frozenset({"var_mean", "std_mean"})
@@ -382,7 +382,11 @@ def _selects(found: Computed, or_zero: bool = False) -> bool:
     held = [each.detach().double().flatten() for each in found.operands]
     held += [torch.zeros(1, dtype=torch.float64)] if or_zero else []
     given = [each.detach().double().flatten() for each in found.results]
-    return bool(held and given) and bool(torch.isin(torch.cat(given), torch.cat(held)).all())
+    if not held or not given:
+        return False
+    numbers = torch.cat(given)
+    numbers = numbers[~numbers.isnan()]  # which equals nothing
+    return bool(numbers.numel()) and bool(torch.isin(numbers, torch.cat(held)).all())
 
 
 def _unrounded(narrow: Computed, wide: Computed) -> list[float]:

@@ -425,6 +425,18 @@ def test_eager_vectorized_loops_explain_other_nans() -> None:
     assert not is_explained(fmod, 0, got, eager, exact)
 
 
+def test_deviations_beyond_the_largest_number_may_be_nan() -> None:
+    """Also where the elements were drawn from a table, which adds nothing up."""
+    x = TensorInput("x0", "float64", ((6, 6),) * 2, values="special", seed=1464317239)
+    rest = (Statement("{o}.std({d})", {"o": "x0", "d": "1"}, ("v0",)),)
+    program = Program((x,), rest, ("v0",))
+    eager = evaluate(program.function(), program, 1)
+    exact = truth(program, 1, eager)
+    got = replace(eager, outputs=[eager.outputs[0].clone()])
+    got.outputs[0][4] = torch.inf
+    assert compare(program, got, eager, exact) and is_explained(program, 1, got, eager, exact)
+
+
 def _batch_norm_with_statistics(x: Any, w: Any, mean: Any, var: Any) -> tuple[Any, ...]:
     mean, var = mean * 1, var * 1
     return F.batch_norm(x, mean, var, training=True), mean, var
