@@ -1,11 +1,13 @@
 """Graphs with sizes and numbers known only at run time: nodes that depend on them run eagerly.
 
 Every node has a level. The compiled nodes of a level become one region, which runs before the eager
-nodes of that level. A node has the lowest level that its operands allow.
+nodes of that level. A node has the lowest level that its operands allow. Each of several results
+is taken where they are computed.
 """
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -47,6 +49,7 @@ def split_data_dependent(gm: fx.GraphModule, info: GraphInfo) -> list[Part]:
     eager.discard(gm.graph.output_node())
     if not eager:
         return []
+    eager |= {user for node in eager for user in node.users if user.target is operator.getitem}
     levels = _levels(gm.graph, eager)
     groups: dict[tuple[int, bool], list[fx.Node]] = {}
     for node, level in levels.items():

@@ -281,3 +281,20 @@ def test_gradients_of_other_strides_in_an_optimizer(dtype: torch.dtype, backend_
         return x.detach()
 
     assert not check_tensor(steps(True), steps(False), None, Rule())
+
+
+def scaled_by_norm(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """As gradients are clipped by their norm."""
+    torch._foreach_mul_([x, y], x.norm())
+    torch._foreach_add_([x], y.sum())
+    return x * 2
+
+
+@pytest.mark.parametrize("size", [0, 3])
+def test_several_tensors_and_a_number_that_is_data(size: int, backend_name: str) -> None:
+    """PyTorch reads the number: an operator that runs eagerly has several results."""
+    mine, theirs = ((torch.ones(size), torch.full((size, 2), 3.0)) for _ in range(2))
+    run = torch.compile(scaled_by_norm, backend=backend_name, fullgraph=True)
+    assert not check_tensor(run(*mine), scaled_by_norm(*theirs), None, Rule(floor=2))
+    for got, eager in zip(mine, theirs, strict=True):
+        assert not check_tensor(got, eager, None, Rule(floor=2))
