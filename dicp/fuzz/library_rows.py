@@ -162,6 +162,14 @@ IN_PLACE = rows(
     {x}.index_fill_({d}, {i}, {n}) | index_fill
     {x}.tril_() | tril
     {x}.cumsum_({d}) | cumsum
+    {f}.div_({q}) | div
+    {f}.pow_(2) | pow
+    {f}.lerp_({z}, {q}) | lerp
+    {f}.addcmul_({z}, {z_b}, value={s}) | addcmul
+    {f}.addcdiv_({z}, {z_b}.abs() + 1) | addcdiv
+    {f}.nan_to_num_({n}) | nan_to_num
+    torch._foreach_add_([{f}], {z}.sum()) | add
+    torch._foreach_mul_([{f}], {s}) | mul
     """,
     outs=0,
 )

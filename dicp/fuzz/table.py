@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from dicp.fuzz.class_rows import BUFFERS, IMAGES, MASKS, POWERS, SHARED, SIZES
+from dicp.fuzz.composite_rows import COMPOSITES
 from dicp.fuzz.library_rows import IN_PLACE, LIBRARY, PATTERNS, POOLING
 from dicp.fuzz.pointwise_rows import ACTIVATION, ARITHMETIC, BITS, JUMPS, UNARY
 from dicp.fuzz.row import Row
@@ -71,6 +72,7 @@ GROUPS: dict[str, Sequence[Row]] = {
     "buffers": BUFFERS,
     "shared": SHARED,
     "powers": POWERS,
+    "composites": COMPOSITES,
 }
 """A batch draws half of its statements from one of these."""
 
