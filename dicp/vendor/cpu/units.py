@@ -169,6 +169,7 @@ def identity_of(toolchain: Toolchain) -> str:
 
 
 REMAINDER = re.compile(r"\bd_(fmod|remainder|floor_div)\(")
+"""Calls for which a unit needs the vectors of remainders in prelude.h."""
 
 
 def unit_text(header: str, bodies: Mapping[str, str], sources: Sources) -> str:
