@@ -214,16 +214,14 @@ class Inner(Chooser):
         return found
 
     def _streams(self) -> list[Read]:
-        """Loads of rows that lie apart, which no other row reads, from beyond the private caches:
-        the processor itself prefetches rows that follow each other. None where a row is too long to
-        stay in the L1 cache until it is computed."""
+        """Loads of elements that only one row reads, from beyond the private caches; none where a
+        row is too long to stay in the L1 cache until it is computed."""
         rows, inner = self.kernel.parallel, self.kernel.reduction
         if not rows or not inner:
             return []
-        size = product(v.size for v in inner)
-        reads = [item for item in distinct(self.kernel.reads()) if self._is_stream(item)]
-        streams = [item for item in reads if item.index.coefficient(rows[-1]) != size]
-        moved = product([size, sum(item.ref.dtype.itemsize for item in streams)])
+        streams = [item for item in distinct(self.kernel.reads()) if self._is_stream(item)]
+        sizes = [v.size for v in inner]
+        moved = product([*sizes, sum(item.ref.dtype.itemsize for item in streams)])
         return streams if isinstance(moved, int) and moved <= PREFETCH_BYTES else []
 
     def _is_stream(self, item: Read) -> bool:
