@@ -62,7 +62,7 @@ static float d_half(const uint8_t* at) {
 }
 // Even and odd numbers of the rows have sums of their own, rounded at each FMA; their total is added to
 // c. Denormals count as zero.
-template <int c, int a, int b> static void d_tile_join() {
+template <int c, int a, int b> static void d_tile_multiply_add() {
   static_assert(c != a && a != b && b != c, "three tiles");  // #UD
   d_model& m = d_configured();
   const int depth = m.row_bytes[a] / 4, columns = m.row_bytes[c] / 4;

@@ -183,7 +183,7 @@ def test_a_team_inside_which_threads_do_more_has_its_condition_outside_the_loop(
         "  {",
         "  #pragma omp for collapse(2) schedule(static) nowait",
         "  loop",
-        "  d_stream_end();",
+        "  d_store_fence();",
         "  }",
     ]
 

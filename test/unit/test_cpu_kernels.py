@@ -465,7 +465,7 @@ def test_conditions_of_outer_loops_leave_inner_loops_in_vectors() -> None:
     inner = source[source.index("#pragma omp simd") :]
     tests = set(re.findall(r"(\w+) \?", inner))
     assert len(tests) == 9
-    assert all(re.search(rf"const int32_t {name} = d_unknown", source) for name in tests)
+    assert all(re.search(rf"const int32_t {name} = d_opaque", source) for name in tests)
     assert source.count(": a0;") == 9, "what is left out is read at the start of the tensor"
 
 
@@ -596,11 +596,11 @@ def test_traffic_is_worth_threads(parts: int, threads: bool) -> None:
 # ---- results beyond the caches -------------------------------------------------------------------
 
 MAX_DIVISOR: dict[str, tuple[Callable[..., Any], tuple[int, ...], str]] = {
-    "flat": (lambda x: x.relu() + 1, (64, 64), "d_stream"),
-    "rows": (lambda x, y: x * y[0], (8, 16, 64), "d_stream"),
-    "parts": (lambda x, y: torch.cat([x * 2, y], -1), (32, 96), "d_stream"),
-    "two types": (lambda x: (x > 0, x * 2), (64, 64), "d_stream"),
-    "rounded": (lambda x: (x * 2).bfloat16(), (64, 64), "d_stream"),
+    "flat": (lambda x: x.relu() + 1, (64, 64), "d_store_lanes_non_temporal"),
+    "rows": (lambda x, y: x * y[0], (8, 16, 64), "d_store_lanes_non_temporal"),
+    "parts": (lambda x, y: torch.cat([x * 2, y], -1), (32, 96), "d_store_lanes_non_temporal"),
+    "two types": (lambda x: (x > 0, x * 2), (64, 64), "d_store_lanes_non_temporal"),
+    "rounded": (lambda x: (x * 2).bfloat16(), (64, 64), "d_store_lanes_non_temporal"),
     "transposed": (lambda x: x.mT.contiguous(), (3, 80, 144), "d_transpose_non_temporal"),
     "transposed, a rest": (lambda x: x.mT.contiguous(), (64, 73), "d_transpose_non_temporal"),
     "transposed, doubles": (lambda x: x.mT.contiguous(), (64, 70), "d_transpose_non_temporal"),
@@ -620,7 +620,7 @@ def test_results_beyond_the_caches(name: str, monkeypatch: pytest.MonkeyPatch) -
     inputs = [torch.randn(shape, dtype=dtype) for _ in range(fn.__code__.co_argcount)]
     target = record(fn, *[x.clone() for x in inputs])
     source = target.render(target.programs[0], Config()).files["kernels.cpp"]
-    assert (call in source) if call else "d_stream" not in source
+    assert (call in source) if call else "d_store_lanes_non_temporal" not in source
     torch.compiler.reset()
     found = compiled(fn)(*[x.clone() for x in inputs])
     torch.testing.assert_close(found, fn(*inputs), rtol=0, atol=0)

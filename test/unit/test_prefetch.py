@@ -157,13 +157,13 @@ def test_what_the_caches_hold_is_not_prefetched() -> None:
 def test_each_thread_waits_for_what_it_wrote(fn: Callable[..., Any]) -> None:
     """Before the barrier after which another thread may read it."""
     source = source_of(fn, torch.randn(400, WIDTH), torch.rand(WIDTH))
-    assert "d_stream(" in source
+    assert "d_store_lanes_non_temporal(" in source
     for kernel in source.split('extern "C"'):
-        waits = kernel.count("nowait") == 1 <= kernel.count("d_stream_end();")
-        assert waits if "d_stream(" in kernel else "nowait" not in kernel
+        waits = kernel.count("nowait") == 1 <= kernel.count("d_store_fence();")
+        assert waits if "d_store_lanes_non_temporal(" in kernel else "nowait" not in kernel
 
 
 @pytest.mark.usefixtures("beyond")
 def test_rows_of_short_floats_are_written_as_ever() -> None:
     source = source_of(lambda x: x.softmax(-1), torch.randn(ROWS, WIDTH).to(BF16))
-    assert "__builtin_prefetch" in source and "d_stream(" not in source
+    assert "__builtin_prefetch" in source and "d_store_lanes_non_temporal(" not in source

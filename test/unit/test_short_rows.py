@@ -78,7 +78,7 @@ def test_every_length(dtype: torch.dtype, length: int) -> None:
 def is_short(fn: Function, *shape: int, dtype: torch.dtype = torch.float32) -> bool:
     target = record(fn, torch.ones(shape, dtype=dtype))
     (program,) = target.programs
-    return "d_rows_in<" in target.render(program, Config()).files["kernels.cpp"]
+    return "d_load_short_rows<" in target.render(program, Config()).files["kernels.cpp"]
 
 
 def test_which_rows_are_short() -> None:

@@ -145,10 +145,10 @@ def test_gradients_of_attention_do_not_depend_on_threads(
 PARTS = """
 #include "attention.h"
 extern "C" int64_t parts_of(int64_t others, int64_t least, int64_t most, int64_t threads) {
-  return d_even_parts(others, least, most, threads);
+  return d_balanced_parts(others, least, most, threads);
 }
 extern "C" int64_t key_parts_of(int64_t heads, int64_t keys, int64_t threads, int64_t* step) {
-  const d_key_parts<float> cut(heads, keys, threads);
+  const d_key_partition<float> cut(heads, keys, threads);
   *step = cut.step();
   return cut.parts;
 }

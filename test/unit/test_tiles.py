@@ -132,11 +132,11 @@ def build(source: str, *flags: str) -> bytes:
 ROUNDING = """
 #include "tile.h"
 extern "C" void run(const void* a, const void* b, float* c) {
-  const d_tiles_held held;
+  const d_tile_scope held;
   d_tile_load<0>(c, 64);
   d_tile_load<1>(a, 64);
   d_tile_load<2>(b, 64);
-  d_tile_join<0, 1, 2>();
+  d_tile_multiply_add<0, 1, 2>();
   d_tile_store<0>(c, 64);
 }
 """
@@ -176,7 +176,7 @@ def test_the_model_rounds_as_the_instruction_does(tmp_path: Path) -> None:
 
 def test_tiles_that_no_thread_configured_are_an_error(tmp_path: Path) -> None:
     """So a routine that forgets them fails here as it would on the processor."""
-    text = ROUNDING.replace("  const d_tiles_held held;\n", "")
+    text = ROUNDING.replace("  const d_tile_scope held;\n", "")
     (tmp_path / OUTPUT).write_bytes(build(text, *MODEL))
     code = f"import ctypes; ctypes.CDLL({str(tmp_path / OUTPUT)!r}).run(*3*[b'0' * 1024])"
     done = subprocess.run([shutil.which("python3") or "python3", "-c", code], check=False)

@@ -66,7 +66,7 @@ d_inline int64_t d_threads() { return omp_get_max_threads(); }
 d_inline int64_t d_thread() { return omp_get_thread_num(); }
 // Between two looks at a value that another thread will write soon. After some 50 us the thread yields
 // its core, which the other one may be waiting for.
-d_inline void d_await(int64_t looks) {
+d_inline void d_spin_wait(int64_t looks) {
   if (looks > 2000) {
     sched_yield();
     return;
@@ -78,16 +78,16 @@ d_inline void d_await(int64_t looks) {
 #else
 d_inline int64_t d_threads() { return 1; }
 d_inline int64_t d_thread() { return 0; }
-d_inline void d_await(int64_t) {}
+d_inline void d_spin_wait(int64_t) {}
 #endif
-// Memory for `count` elements, freed at the end of the scope. If the allocation fails, `at` is null
+// Memory for `count` elements, freed at the end of the scope. If the allocation fails, `data` is null
 // and the error is reported.
-template <class T> struct d_room {
-  T* const at;
-  d_room(int64_t count, int64_t* status) : at((T*)d_alloc(count * sizeof(T))) {
-    if (!at) d_report(status, 3, count * sizeof(T));
+template <class T> struct d_workspace {
+  T* const data;
+  d_workspace(int64_t count, int64_t* status) : data((T*)d_alloc(count * sizeof(T))) {
+    if (!data) d_report(status, 3, count * sizeof(T));
   }
-  ~d_room() { d_free(at); }
+  ~d_workspace() { d_free(data); }
 };
 // A guess of the mean of numbers, by the first ones' sum and that of their squares: 0 if the square of
 // their mean is at most a third of their variance.
@@ -100,9 +100,9 @@ d_inline bool d_is_centred(double sum, double squares, int64_t count) {
   return (squares < d_inf && sum * sum <= 0.5 * count * squares) || sum - sum != 0;
 }
 // The calling thread's part of memory that was allocated for the team.
-d_inline char* d_own_room(char* rooms, int64_t bytes) { return rooms + d_thread() * bytes; }
+d_inline char* d_thread_workspace(char* workspace, int64_t bytes) { return workspace + d_thread() * bytes; }
 // A number whose value the compiler does not know.
-d_inline int64_t d_unknown(int64_t n) {
+d_inline int64_t d_opaque(int64_t n) {
   asm("" : "+r"(n));
   return n;
 }
@@ -120,14 +120,14 @@ d_inline int64_t d_strips(int64_t size) {
 }
 // Number of partial sums of a sum over rows: at least one per thread, and few rows in each, because
 // the rounding error grows with the rows of a partial sum.
-d_inline int64_t d_parts(int64_t rows) {
+d_inline int64_t d_partial_sum_count(int64_t rows) {
   const int64_t many = rows / 64, few = rows / 16 < 4 ? 4 : rows / 16;
   return many > d_chunks() ? many : few < d_chunks() ? few : d_chunks();
 }
 
 template <class T> d_inline void d_swap(T& a, T& b) { const T x = a; a = b; b = x; }
 // The position of the first of n values that equals `value` or is NaN: a NaN is always the extremum.
-template <class T> d_inline int64_t d_first(const T* x, int64_t n, T& value) {
+template <class T> d_inline int64_t d_first_index_of(const T* x, int64_t n, T& value) {
   int32_t first = n ? (int32_t)n - 1 : 0;
 #pragma omp simd reduction(min: first)
   for (int32_t i = 0; i < (int32_t)n; ++i) {
@@ -237,16 +237,18 @@ template <int N> struct d_f16_lanes {
 };
 #if defined(__F16C__)
 #define D_FEWEST_F16 8
-d_inline d_f16_lanes<8>::full d_widened(d_f16_lanes<8>::half h) { return __builtin_ia32_vcvtph2ps256(h); }
-d_inline d_f16_lanes<8>::half d_narrowed(d_f16_lanes<8>::full x) { return __builtin_ia32_vcvtps2ph256(x, 0); }
+d_inline d_f16_lanes<8>::full d_f16_to_float(d_f16_lanes<8>::half h) { return __builtin_ia32_vcvtph2ps256(h); }
+d_inline d_f16_lanes<8>::half d_float_to_f16(d_f16_lanes<8>::full x) {
+  return __builtin_ia32_vcvtps2ph256(x, 0);
+}
 #elif defined(__aarch64__)
 #define D_FEWEST_F16 4
-d_inline d_f16_lanes<4>::full d_widened(d_f16_lanes<4>::half h) {
+d_inline d_f16_lanes<4>::full d_f16_to_float(d_f16_lanes<4>::half h) {
   d_f16_lanes<4>::full x;
   asm("fcvtl %0.4s, %1.4h" : "=w"(x) : "w"(h));
   return x;
 }
-d_inline d_f16_lanes<4>::half d_narrowed(d_f16_lanes<4>::full x) {
+d_inline d_f16_lanes<4>::half d_float_to_f16(d_f16_lanes<4>::full x) {
   d_f16_lanes<4>::half h;
   asm("fcvtn %0.4h, %1.4s" : "=w"(h) : "w"(x));
   return h;
@@ -254,10 +256,10 @@ d_inline d_f16_lanes<4>::half d_narrowed(d_f16_lanes<4>::full x) {
 #endif
 #if defined(__F16C__) && defined(__AVX512F__)
 #define D_MOST_F16 16
-d_inline d_f16_lanes<16>::full d_widened(d_f16_lanes<16>::half h) {
+d_inline d_f16_lanes<16>::full d_f16_to_float(d_f16_lanes<16>::half h) {
   return __builtin_ia32_vcvtph2ps512_mask(h, d_f16_lanes<16>::full{}, (uint16_t)-1, 4);
 }
-d_inline d_f16_lanes<16>::half d_narrowed(d_f16_lanes<16>::full x) {
+d_inline d_f16_lanes<16>::half d_float_to_f16(d_f16_lanes<16>::full x) {
   return __builtin_ia32_vcvtps2ph512_mask(x, 0, d_f16_lanes<16>::half{}, (uint16_t)-1);
 }
 #elif defined(D_FEWEST_F16)
@@ -278,13 +280,13 @@ d_inline void d_convert_one(float from, d_f16& to) { to = d_to_f16(from); }
 template <int N> d_inline void d_convert_lanes(const d_f16* from, float* to) {
   typename d_f16_lanes<N>::half h;
   __builtin_memcpy(&h, from, sizeof(h));
-  const typename d_f16_lanes<N>::full x = d_widened(h);
+  const typename d_f16_lanes<N>::full x = d_f16_to_float(h);
   __builtin_memcpy(to, &x, sizeof(x));
 }
 template <int N> d_inline void d_convert_lanes(const float* from, d_f16* to) {
   typename d_f16_lanes<N>::full x;
   __builtin_memcpy(&x, from, sizeof(x));
-  const typename d_f16_lanes<N>::half h = d_narrowed(x);
+  const typename d_f16_lanes<N>::half h = d_float_to_f16(x);
   __builtin_memcpy(to, &h, sizeof(h));
 }
 // Vectors of the lengths that the loop over the floats has, too: a load that finds a part of its bytes in
@@ -328,7 +330,7 @@ typedef float d_non_temporal __attribute__((vector_size(D_VECTOR_BYTES)));
 d_inline void d_store_non_temporal(float* to, d_non_temporal v) { __builtin_memcpy(to, &v, sizeof(v)); }
 #endif
 // Writes whole cache lines with non-temporal stores, which do not read the lines first.
-template <class T, int N> d_inline void d_stream(T* to, const T (&from)[N]) {
+template <class T, int N> d_inline void d_store_lanes_non_temporal(T* to, const T (&from)[N]) {
   constexpr int bytes = N * (int)sizeof(T);
   if ((uint64_t)to % D_VECTOR_BYTES) { __builtin_memcpy(to, from, bytes); return; }
   for (int k = 0; k < bytes; k += D_VECTOR_BYTES) {
@@ -338,7 +340,7 @@ template <class T, int N> d_inline void d_stream(T* to, const T (&from)[N]) {
   }
 }
 // A store fence: other threads see non-temporal stores only after it.
-d_inline void d_stream_end() {
+d_inline void d_store_fence() {
 #if defined(__SSE__)
   __builtin_ia32_sfence();
 #else
@@ -347,15 +349,17 @@ d_inline void d_stream_end() {
 }
 
 // ---- tiles transposed in registers -----------------------------------------------------------------
-template <int...> struct d_pack {};
+template <int...> struct d_int_sequence {};
 // Selects lanes of a (0 .. N-1) and of b (N .. 2N-1); M is the vector of lane numbers.
 #if defined(__clang__)
 #define D_SHUFFLE(a, b, M, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
-template <class, int... j> struct d_packed { typedef d_pack<j...> type; };
-template <int N> struct d_range { typedef typename __make_integer_seq<d_packed, int, N>::type type; };
+template <class, int... j> struct d_int_sequence_type { typedef d_int_sequence<j...> type; };
+template <int N> struct d_int_sequence_of {
+  typedef typename __make_integer_seq<d_int_sequence_type, int, N>::type type;
+};
 #else
 #define D_SHUFFLE(a, b, M, ...) __builtin_shuffle(a, b, M{__VA_ARGS__})
-template <int N> struct d_range { typedef d_pack<__integer_pack(N)...> type; };
+template <int N> struct d_int_sequence_of { typedef d_int_sequence<__integer_pack(N)...> type; };
 #endif
 template <int size> struct d_signed;
 template <> struct d_signed<1> { typedef int8_t type; };
@@ -364,17 +368,17 @@ template <> struct d_signed<4> { typedef int32_t type; };
 template <> struct d_signed<8> { typedef int64_t type; };
 // Exchanges blocks of s elements between two rows whose numbers differ by s.
 template <int N, int s, class V, class M, int... j>
-d_inline void d_exchange(V& a, V& b, d_pack<j...>) {
+d_inline void d_exchange(V& a, V& b, d_int_sequence<j...>) {
   const V low = D_SHUFFLE(a, b, M, ((j & s) ? N + j - s : j)...);
   b = D_SHUFFLE(a, b, M, ((j & s) ? N + j : j + s)...);
   a = low;
 }
-template <int N, int s, class V, class M> d_inline void d_exchanges(V* rows) {
+template <int N, int s, class V, class M> d_inline void d_exchange_blocks(V* rows) {
   if constexpr (s > 0) {
 #pragma GCC unroll 16
     for (int i = 0; i < N; ++i)
-      if (!(i & s)) d_exchange<N, s, V, M>(rows[i], rows[i + s], typename d_range<N>::type());
-    d_exchanges<N, s / 2, V, M>(rows);
+      if (!(i & s)) d_exchange<N, s, V, M>(rows[i], rows[i + s], typename d_int_sequence_of<N>::type());
+    d_exchange_blocks<N, s / 2, V, M>(rows);
   }
 }
 template <bool non_temporal, class T, int N>
@@ -388,7 +392,7 @@ d_inline void d_transpose_square(const T* from, int64_t stride, T* to, int64_t s
   for (int i = 0; i < N; ++i) __builtin_prefetch(from + (i + N) * stride);
 #pragma GCC unroll 16
   for (int i = 0; i < N; ++i) __builtin_memcpy(&rows[i], from + i * stride, sizeof(V));
-  d_exchanges<N, N / 2, V, M>(rows);
+  d_exchange_blocks<N, N / 2, V, M>(rows);
 #pragma GCC unroll 16
   for (int i = 0; i < N; ++i) {
     if constexpr (non_temporal)
@@ -420,7 +424,7 @@ __attribute__((noinline)) static void d_transpose_part(const T* from, int64_t st
     if (i * stride + N <= readable) __builtin_memcpy(&rows[i], from + i * stride, sizeof(V));
     else
       for (int64_t c = 0; c < width; ++c) rows[i][c] = from[i * stride + c];
-  d_exchanges<N, N / 2, V, M>(rows);
+  d_exchange_blocks<N, N / 2, V, M>(rows);
   for (int64_t i = 0; i < width; ++i)
     if (i * step + N <= writable) __builtin_memcpy(to + i * step, &rows[i], sizeof(V));
     else
@@ -459,8 +463,8 @@ d_inline void d_transpose(const T* from, int64_t stride, T* to, int64_t step, in
   d_transpose_squares<false>(from, stride, to, step, width, height);
 }
 // The same with non-temporal stores; `step` must be a multiple of a cache line.
-template <class T>
-d_inline void d_transpose_non_temporal(const T* from, int64_t stride, T* to, int64_t step, int64_t width, int64_t height) {
+template <class T> d_inline void d_transpose_non_temporal(const T* from, int64_t stride, T* to, int64_t step,
+                                                          int64_t width, int64_t height) {
   if ((uint64_t)to % D_VECTOR_BYTES) return d_transpose_squares<false>(from, stride, to, step, width, height);
   d_transpose_squares<true>(from, stride, to, step, width, height);
 }
@@ -468,34 +472,35 @@ d_inline void d_transpose_non_temporal(const T* from, int64_t stride, T* to, int
 // ---- tiles of short rows ------------------------------------------------------------------------
 // A square of K rows of which N columns exist, to the columns' places; whole vectors are read.
 template <int K, int N, class T>
-d_inline void d_square_in(const T* from, int64_t stride, T* to, int64_t step) {
+d_inline void d_load_square(const T* from, int64_t stride, T* to, int64_t step) {
   typedef T V __attribute__((vector_size(K * sizeof(T))));
   typedef typename d_signed<sizeof(T)>::type I;
   typedef I M __attribute__((vector_size(K * sizeof(T))));
   V rows[K];
 #pragma GCC unroll 16
   for (int i = 0; i < K; ++i) __builtin_memcpy(&rows[i], from + i * stride, sizeof(V));
-  d_exchanges<K, K / 2, V, M>(rows);
+  d_exchange_blocks<K, K / 2, V, M>(rows);
 #pragma GCC unroll 16
   for (int i = 0; i < N; ++i) __builtin_memcpy(to + i * step, &rows[i], sizeof(V));
 }
 // The same back. Rows are written as whole vectors if `whole`: the next row overwrites what is too much.
 template <int K, int N, bool whole, class T>
-d_inline void d_square_out(const T* from, int64_t step, T* to, int64_t stride) {
+d_inline void d_store_square_of_rows(const T* from, int64_t step, T* to, int64_t stride) {
   typedef T V __attribute__((vector_size(K * sizeof(T))));
   typedef typename d_signed<sizeof(T)>::type I;
   typedef I M __attribute__((vector_size(K * sizeof(T))));
   V rows[K] = {};
 #pragma GCC unroll 16
   for (int i = 0; i < N; ++i) __builtin_memcpy(&rows[i], from + i * step, sizeof(V));
-  d_exchanges<K, K / 2, V, M>(rows);
+  d_exchange_blocks<K, K / 2, V, M>(rows);
 #pragma GCC unroll 16
   for (int i = 0; i < K; ++i) __builtin_memcpy(to + i * stride, &rows[i], whole ? sizeof(V) : N * sizeof(T));
 }
 // Rows of N elements, `stride` elements apart, to a tile in which each element's `rows` are contiguous,
 // B at most; those beyond are zeros.
 template <int N, int B, class T>
-__attribute__((noinline)) static void d_rows_in(const T* from, int64_t stride, T* to, int64_t rows) {
+__attribute__((noinline)) static void d_load_short_rows(const T* from, int64_t stride, T* to,
+                                                                int64_t rows) {
   constexpr int fit = D_VECTOR_BYTES / (int)sizeof(T), K = fit < 16 ? fit : 16;
   if (rows < B) {
     __builtin_memset(to, 0, N * B * sizeof(T));
@@ -513,10 +518,10 @@ __attribute__((noinline)) static void d_rows_in(const T* from, int64_t stride, T
   for (int l = 0; l < B; l += K) {
     const T* at = from + l * stride;
     if constexpr (N >= K) {
-      for (int c = 0; c + K < N; c += K) d_square_in<K, K>(at + c, stride, to + c * B + l, B);
-      d_square_in<K, K>(at + N - K, stride, to + (N - K) * B + l, B);  // overlaps the one before
+      for (int c = 0; c + K < N; c += K) d_load_square<K, K>(at + c, stride, to + c * B + l, B);
+      d_load_square<K, K>(at + N - K, stride, to + (N - K) * B + l, B);  // overlaps the one before
     } else if (l + K < B) {
-      d_square_in<K, N>(at, stride, to + l, B);
+      d_load_square<K, N>(at, stride, to + l, B);
     } else {
       d_transpose(at, stride, to + l, B, N, K);  // not a vector beyond the last row
     }
@@ -524,7 +529,8 @@ __attribute__((noinline)) static void d_rows_in(const T* from, int64_t stride, T
 }
 // The same back.
 template <int N, int B, class T>
-__attribute__((noinline)) static void d_rows_out(const T* from, T* to, int64_t stride, int64_t rows) {
+__attribute__((noinline)) static void d_store_short_rows(const T* from, T* to, int64_t stride,
+                                                                 int64_t rows) {
   constexpr int fit = D_VECTOR_BYTES / (int)sizeof(T), K = fit < 16 ? fit : 16;
   if (rows < B) return d_transpose(from, B, to, stride, rows, N);
   if constexpr (N <= 4) {
@@ -533,23 +539,24 @@ __attribute__((noinline)) static void d_rows_out(const T* from, T* to, int64_t s
   for (int l = 0; l < B; l += K) {
     T* at = to + l * stride;
     if constexpr (N >= K) {
-      for (int c = 0; c + K < N; c += K) d_square_out<K, K, true>(from + c * B + l, B, at + c, stride);
-      d_square_out<K, K, true>(from + (N - K) * B + l, B, at + N - K, stride);
+      for (int c = 0; c + K < N; c += K) d_store_square_of_rows<K, K, true>(from + c * B + l, B, at + c, stride);
+      d_store_square_of_rows<K, K, true>(from + (N - K) * B + l, B, at + N - K, stride);
     } else if (l + K < B && stride == N) {
-      d_square_out<K, N, true>(from + l, B, at, stride);
+      d_store_square_of_rows<K, N, true>(from + l, B, at, stride);
     } else {
-      d_square_out<K, N, false>(from + l, B, at, stride);
+      d_store_square_of_rows<K, N, false>(from + l, B, at, stride);
     }
   }
 }
 
 // ---- prefix sums ------------------------------------------------------------------------------
-template <int N, int s, class V, class M, int... j> d_inline V d_moved_up(V x, d_pack<j...>) {
+template <int N, int s, class V, class M, int... j> d_inline V d_shifted_lanes(V x, d_int_sequence<j...>) {
   return D_SHUFFLE(V{}, x, M, (j < s ? j : N + j - s)...);
 }
-template <int N, int s, class V, class M> d_inline V d_prefix(V x) {
+template <int N, int s, class V, class M> d_inline V d_prefix_sum(V x) {
   if constexpr (s < N)
-    return d_prefix<N, 2 * s, V, M>(x + d_moved_up<N, s, V, M>(x, typename d_range<N>::type()));
+    return d_prefix_sum<N, 2 * s, V, M>(
+        x + d_shifted_lanes<N, s, V, M>(x, typename d_int_sequence_of<N>::type()));
   else
     return x;
 }
@@ -565,7 +572,7 @@ template <class T> d_inline void d_running_sum(T* x, int64_t n, T& total) {
   for (; i + N <= n; i += N) {
     V v;
     __builtin_memcpy(&v, x + i, sizeof(V));
-    v = d_prefix<N, 1, V, M>(v);
+    v = d_prefix_sum<N, 1, V, M>(v);
     const V sum = before + v;
     __builtin_memcpy(x + i, &sum, sizeof(V));
     before = before + v[N - 1];

@@ -212,8 +212,8 @@ EAGER_IM2COL_PIXELS = 20480
 """Elements of a single image up to which eager uses im2col."""
 MAX_DOTS, MAX_NARROW_DOTS, MAX_BYTES_DOTS = 8, 4, 12
 """Rows up to which a product whose right operand is column-major, as weights are, is computed by
-dot products (`d_most_dots`): with AVX-512, with shorter vectors, and with int8 weights. They take
-ceil(rows / 4) passes over a column in the L1 cache, tiles one.
+dot products (`d_max_dot_rows`): with AVX-512, with shorter vectors, and with int8 weights. They
+take ceil(rows / 4) passes over a column in the L1 cache, tiles one.
 
 On an AMD EPYC (Zen 5), one thread, weights of 512x2048 to 4096x4096 numbers in the last cache or in
 none, time of dot products over that of the faster kind of tiles: 0.5 to 0.8 for 4 rows, 0.7 to 1.2
@@ -221,7 +221,7 @@ for 5 to 8, 0.85 to 1.5 for 10 and 12. Compiled for AVX2, float32: 0.9 to 1.07 f
 to 1.6 for 5 to 8."""
 MAX_AXPYS, MAX_NARROW_AXPYS = 2, 1
 """Rows up to which a product whose right operand is row-major is computed by sums of its rows
-(`d_most_axpys`), in float32 and in bfloat16.
+(`d_max_axpy_rows`), in float32 and in bfloat16.
 
 On an AMD EPYC (Zen 5), one thread, 64x256 to 384x8192 numbers: one row takes 0.40 to 0.83 of
 oneDNN's time in float32 and 0.52 to 0.61 in bfloat16, 1.0 to 1.2 of BLAS's; two rows 0.57 to 0.95
@@ -290,7 +290,7 @@ UNIT_TEXT = 8_000
 # ---- limits of kernels ----------------------------------------------------------------------
 
 MAX_HEAD = 256
-"""The largest head size that the attention kernels support (`d_most_depth` in attention.h)."""
+"""The largest head size that the attention kernels support (`d_max_head_size` in attention.h)."""
 ONEDNN_PADDING, ONEDNN_TAPS = 3, 7
 """Most columns of padding of a convolution that oneDNN's kernel for AVX2 takes, and most taps of a
 row where the stride is not 1 (oneDNN, jit_avx2_conv_kernel)."""

@@ -154,44 +154,44 @@ template <class Op, int N, class T> d_inline T d_in_wave(T x) {
   for (int step = N / 2; step > 0; step /= 2) x = Op::of(x, (T)d_lane_above(x, step));  // short integers arrive as int
   return d_lane_at(x, d_lane() & ~(N - 1));
 }
-// The reduction over each N adjacent threads of a block; every thread gets it. `room` has an element
+// The reduction over each N adjacent threads of a block; every thread gets it. `shared` has an element
 // per 32 threads.
-template <class Op, int N, class T, class R> d_inline T d_reduce(T x, R& room) {
+template <class Op, int N, class T, class R> d_inline T d_reduce(T x, R& shared) {
   if constexpr (N <= D_WAVE) {
     return d_in_wave<Op, N>(x);
   } else {
     x = d_in_wave<Op, D_WAVE>(x);
-    if (d_lane() == 0) room[d_thread() / D_WAVE] = x;
+    if (d_lane() == 0) shared[d_thread() / D_WAVE] = x;
     d_barrier();
     const int first = d_thread() / N * (N / D_WAVE);
-    x = room[first];
-    for (int k = 1; k < N / D_WAVE; ++k) x = Op::of(x, (T)room[first + k]);
+    x = shared[first];
+    for (int k = 1; k < N / D_WAVE; ++k) x = Op::of(x, (T)shared[first + k]);
     return x;
   }
 }
-// The reduction over threads that are X apart, of which there are R; `room` has an element a thread.
-template <class Op, int X, int R, class T, class S> d_inline T d_reduce_apart(T x, S& room) {
+// The reduction over threads that are X apart, of which there are R; `shared` has an element a thread.
+template <class Op, int X, int R, class T, class S> d_inline T d_reduce_apart(T x, S& shared) {
   if constexpr (R == 1) {
     return x;
   } else {
-    room[d_thread()] = x;
+    shared[d_thread()] = x;
     d_barrier();
     const int column = d_thread() % X;
-    x = room[column];
-    for (int k = 1; k < R; ++k) x = Op::of(x, (T)room[column + k * X]);
+    x = shared[column];
+    for (int k = 1; k < R; ++k) x = Op::of(x, (T)shared[column + k * X]);
     return x;
   }
 }
 // The sums that threads X apart have, of which there are R, each of N points: the first X threads get
-// the total. `room` has an element a thread.
-template <int X, int R, int N, class T, class S> d_inline void d_add_rows(T* sums, S& room) {
+// the total. `shared` has an element a thread.
+template <int X, int R, int N, class T, class S> d_inline void d_add_rows(T* sums, S& shared) {
   D_UNROLL(64)
   for (int n = 0; n < N; ++n) {
     d_barrier();  // the previous point has been read
-    room[d_thread()] = sums[n];
+    shared[d_thread()] = sums[n];
     d_barrier();
     if (d_thread() < X)
-      for (int k = 1; k < R; ++k) sums[n] += (T)room[d_thread() + k * X];
+      for (int k = 1; k < R; ++k) sums[n] += (T)shared[d_thread() + k * X];
   }
 }
 // Online softmax: the largest value so far, and the sum of exp(x - largest). The lower less the
@@ -227,41 +227,41 @@ template <class Op, int N, class T> d_inline void d_pair_in_wave(T& x, int64_t& 
   at = d_lane_at(at, d_lane() & ~(N - 1));
 }
 template <class Op, int N, class T, class R, class P>
-d_inline void d_reduce_pair(T& x, int64_t& at, R& room, P& places) {
+d_inline void d_reduce_pair(T& x, int64_t& at, R& shared, P& places) {
   if constexpr (N <= D_WAVE) {
     d_pair_in_wave<Op, N>(x, at);
   } else {
     d_pair_in_wave<Op, D_WAVE>(x, at);
     if (d_lane() == 0) {
-      room[d_thread() / D_WAVE] = x;
+      shared[d_thread() / D_WAVE] = x;
       places[d_thread() / D_WAVE] = at;
     }
     d_barrier();
     const int first = d_thread() / N * (N / D_WAVE);
-    x = room[first];
+    x = shared[first];
     at = places[first];
     for (int k = 1; k < N / D_WAVE; ++k)
-      Op::take(x, at, (T)room[first + k], (int64_t)places[first + k]);
+      Op::take(x, at, (T)shared[first + k], (int64_t)places[first + k]);
   }
 }
 template <class Op, int X, int R, class T, class S, class P>
-d_inline void d_reduce_pair_apart(T& x, int64_t& at, S& room, P& places) {
+d_inline void d_reduce_pair_apart(T& x, int64_t& at, S& shared, P& places) {
   if constexpr (R > 1) {
-    room[d_thread()] = x;
+    shared[d_thread()] = x;
     places[d_thread()] = at;
     d_barrier();
     const int column = d_thread() % X;
-    x = room[column];
+    x = shared[column];
     at = places[column];
     for (int k = 1; k < R; ++k)
-      Op::take(x, at, (T)room[column + k * X], (int64_t)places[column + k * X]);
+      Op::take(x, at, (T)shared[column + k * X], (int64_t)places[column + k * X]);
   }
 }
 
 // ---- scans ---------------------------------------------------------------------------------------
-// The scan over each N adjacent threads, begun from `carry`, which becomes its last value. `room` has
+// The scan over each N adjacent threads, begun from `carry`, which becomes its last value. `shared` has
 // an element per 32 threads.
-template <class Op, int N, class T, class R> d_inline T d_scan(T x, T& carry, R& room) {
+template <class Op, int N, class T, class R> d_inline T d_scan(T x, T& carry, R& shared) {
   constexpr int G = N < D_WAVE ? N : D_WAVE;
   const int at = d_lane() & (G - 1);
 #ifdef D_AT_ONCE
@@ -282,12 +282,12 @@ template <class Op, int N, class T, class R> d_inline T d_scan(T x, T& carry, R&
   } else {
     const int wave = d_thread() / D_WAVE, first = d_thread() / N * (N / D_WAVE);
     d_barrier();  // the previous scan's values have been read
-    if (at == D_WAVE - 1) room[wave] = x;
+    if (at == D_WAVE - 1) shared[wave] = x;
     d_barrier();
     T before = carry;
     for (int k = first; k < first + N / D_WAVE; ++k) {
       before = k == wave ? carry : before;
-      carry = Op::of(carry, (T)room[k]);
+      carry = Op::of(carry, (T)shared[k]);
     }
     x = Op::of(before, x);
     return x;

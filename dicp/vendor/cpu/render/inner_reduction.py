@@ -75,7 +75,7 @@ class RowsWriter(Passes[Rows]):
         width = self.size(product(v.size for v in inner))
         each = f"for (int64_t c = 0; c < {width}; ++c)"
         rows = self.size(product(v.size for v in loops))
-        lines, own, total = [f"  const int64_t parts = d_parts({rows});"], [], []
+        lines, own, total = [f"  const int64_t parts = d_partial_sum_count({rows});"], [], []
         tail = self.push(inner, 1 + len(inner))
         for stmt in self.form.cross_row:
             name, ctype = self.arg(stmt.ref), VALUE_TYPE[stmt.ref.dtype]

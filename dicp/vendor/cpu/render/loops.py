@@ -31,7 +31,7 @@ class Loops(Strips, Generic[F]):
         self._steps: dict[int, str] = {}
         """Step between elements -> the variable that hides it from the compiler."""
         self._stack_bytes = 0
-        self.room_bytes = 0
+        self.workspace_bytes = 0
         """Bytes of workspace that each thread needs."""
 
     # ---- stack arrays and workspace -------------------------------------------------------------
@@ -43,24 +43,24 @@ class Loops(Strips, Generic[F]):
         if self._stack_bytes + size <= self.form.stack_bytes:
             self._stack_bytes += size
             return f"{ctype} {name}[{count}];"
-        place = f"d_own_room(rooms, room_bytes) + {self.room_bytes}"
-        self.room_bytes += size
+        place = f"d_thread_workspace(workspace, workspace_bytes) + {self.workspace_bytes}"
+        self.workspace_bytes += size
         return f"{ctype}* const {name} = ({ctype}*)({place});"
 
     def _allocated(self, ctype: str, name: str, count: str) -> str:
         """Declares memory shared by all threads and freed at the end of the scope."""
         return (
-            f"const d_room<{ctype}> room_{name}({count}, status); "
-            f"{ctype}* const {name} = room_{name}.at; if (!{name}) return;"
+            f"const d_workspace<{ctype}> memory_{name}({count}, status); "
+            f"{ctype}* const {name} = memory_{name}.data; if (!{name}) return;"
         )
 
     def workspace(self) -> list[str]:
         """The first lines of a kernel: they allocate its workspace, if it needs one."""
-        if not self.room_bytes:
+        if not self.workspace_bytes:
             return []
         return [
-            f"  constexpr int64_t room_bytes = {self.room_bytes};",
-            "  " + self._allocated("char", "rooms", "room_bytes * d_threads()"),
+            f"  constexpr int64_t workspace_bytes = {self.workspace_bytes};",
+            "  " + self._allocated("char", "workspace", "workspace_bytes * d_threads()"),
         ]
 
     # ---- conditions -----------------------------------------------------------------------------
@@ -71,7 +71,7 @@ class Loops(Strips, Generic[F]):
         known = self.places.get(condition, place)
         if known == place or place < len(self.scopes) - 1:
             return condition
-        return self.once(("selector", condition), f"d_unknown({condition})", torch.int32, known)
+        return self.once(("selector", condition), f"d_opaque({condition})", torch.int32, known)
 
     def _place(self, item: Read, guard: str = "") -> str:
         """An element; where an outer loop decides that it is not read, its address is the tensor's:
@@ -119,7 +119,7 @@ class Loops(Strips, Generic[F]):
 
     def hidden_steps(self) -> list[str]:
         """The declarations of the steps that are hidden from the compiler."""
-        return [f"  const int64_t {name} = d_unknown({n});" for n, name in self._steps.items()]
+        return [f"  const int64_t {name} = d_opaque({n});" for n, name in self._steps.items()]
 
     def lines(self) -> list[str]:
         """The body of the kernel's function after its arguments."""
@@ -234,7 +234,7 @@ class Loops(Strips, Generic[F]):
         executes a store fence, which barriers need not include."""
         if not self.form.non_temporal:
             return loop if team is None else [f"  {self._team_loop(team)}", *loop]
-        fence = "  d_stream_end();"
+        fence = "  d_store_fence();"
         if team is None:
             return [*loop, fence]
         head = f"  #pragma omp parallel{self._team_condition(team)}"

@@ -165,7 +165,7 @@ class Passes(Loops[F]):
     def _place_found(self, place: Reduce, best: Reduce, var: Var, pad: str) -> list[str]:
         assert place.position is not None
         name, step = place.name, self.size(place.position.coefficient(var))
-        found = f"d_first(kept_{name}, count_{name}, {local(name)})"
+        found = f"d_first_index_of(kept_{name}, count_{name}, {local(name)})"
         lines = [f"{pad}at_{name} += {step} * {found};"]
         if local(best.name) in self.places:
             lines.append(f"{pad}{local(best.name)} = {local(name)};")

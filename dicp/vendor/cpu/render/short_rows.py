@@ -46,8 +46,9 @@ class ShortRowsWriter(Loops[ShortRows]):
             name = f"elements{number}"
             lines += [
                 pad + self._array(ref.dtype, name, count * int(element.size), stored=True),
-                f"{pad}d_rows_in<{element.size}, {count}>({self._row_place(ref, index, row)}, "
-                f"{self.size(index.coefficient(row))}, {name}, rows);",
+                f"{pad}d_load_short_rows<{element.size}, {count}>("
+                f"{self._row_place(ref, index, row)}, {self.size(index.coefficient(row))}, "
+                f"{name}, rows);",
             ]
             self.staged[ref, index] = f"{name}[{count} * {element.key} + lane]"
         for number, store in enumerate(self.form.results):
@@ -63,7 +64,7 @@ class ShortRowsWriter(Loops[ShortRows]):
     def _results(self, row: Var, pad: str) -> list[str]:
         (element,), count = self.kernel.reduction, self.form.tile
         return [
-            f"{pad}d_rows_out<{element.size}, {count}>(results{number}, "
+            f"{pad}d_store_short_rows<{element.size}, {count}>(results{number}, "
             f"{self._row_place(store.ref, store.index, row)}, "
             f"{self.size(store.index.coefficient(row))}, rows);"
             for number, store in enumerate(self.form.results)

@@ -62,7 +62,8 @@ class Strips(Conversions):
             f"{pad}{each_lane(count)} {{",
             f"{inner}const int64_t {var.key} = line + lane;", *body.lines, f"{pad}}}",
             *(pad + text for text in converted.after),
-            *(f"{pad}d_stream({self.arg(s.ref)} + ({self.index(s.index)}), streamed{k});"
+            *(f"{pad}d_store_lanes_non_temporal({self.arg(s.ref)} + ({self.index(s.index)}), "
+              f"streamed{k});"
               for k, s in enumerate(non_temporal)),
             *(f"{pad}__builtin_memcpy(saved_{s.name} + ({self._inner_position()}), lanes_{s.name}, "
               f"sizeof(lanes_{s.name}));" for s in saves),

@@ -5,29 +5,30 @@
 #include "exp.h"
 #include "gemm.h"
 
-constexpr int64_t d_keys = 480;        // keys whose scores are held at a time
-constexpr int64_t d_most_depth = 256;  // largest head size
+constexpr int64_t d_key_block = 480;  // keys whose scores are in memory at a time
+constexpr int64_t d_max_head_size = 256;
 // The step between rows of queries: a power of two would map all rows to few cache sets.
-constexpr int64_t d_query_step = d_most_depth + 16;
+constexpr int64_t d_query_step = d_max_head_size + 16;
 // A block of keys is a whole number of tiles both as columns and as rows.
 template <class C>
-constexpr int64_t d_whole = d_panel % d_tile_rows<C>::most ? 3 * d_panel : d_panel;
-static_assert(d_whole<float> % d_rows == 0 && d_keys % d_whole<float> == 0, "tiles of keys");
+constexpr int64_t d_whole_tiles = d_panel % d_tile_shape<C>::rows ? 3 * d_panel : d_panel;
+static_assert(d_whole_tiles<float> % d_tile_height == 0 && d_key_block % d_whole_tiles<float> == 0,
+              "tiles of keys");
 // Keys whose products are summed in registers in the gradients of queries. Tasks have whole groups of
 // them, so that sums are rounded alike however many tasks there are.
-template <class C> constexpr int64_t d_key_group = d_on_tiles<C> ? 160 : 96;
+template <class C> constexpr int64_t d_key_group = d_uses_tiles<C> ? 160 : 96;
 template <class C> constexpr bool d_are_key_groups =
-    d_keys % d_key_group<C> == 0 && d_key_group<C> % d_whole<C> == 0;
-static_assert(d_are_key_groups<float> && d_are_key_groups<d_cell<d_bf16>>, "groups of keys");
+    d_key_block % d_key_group<C> == 0 && d_key_group<C> % d_whole_tiles<C> == 0;
+static_assert(d_are_key_groups<float> && d_are_key_groups<d_packed<d_bf16>>, "groups of keys");
 
 // What a mask's values are: numbers that are added to the scores, or whether a key is visible. The
 // scores of other keys are replaced by -inf or by the lowest number.
 enum d_mask_values { d_mask_float, d_mask_narrow, d_mask_bool, d_mask_lowest };
 
 // Products of numbers up to this one, and sums of as many as a head has, are finite.
-constexpr float d_moderate = 1099511627776;  // 2^40
+constexpr float d_moderate_magnitude = 1099511627776;  // 2^40
 
-template <class T> struct d_heads {
+template <class T> struct d_head_tensor {
   T* data;
   int64_t batch, head, row;
   T* at(int64_t b, int64_t h) const { return data + b * batch + h * head; }
@@ -41,7 +42,7 @@ template <class T> struct d_heads {
           const T* x = at(b, h) + i * row;
           int count = 0;
 #pragma omp simd reduction(+ : count)
-          for (int64_t j = 0; j < width; ++j) count += !(d_abs(d_wide(x[j])) <= d_moderate);
+          for (int64_t j = 0; j < width; ++j) count += !(d_abs(d_to_float(x[j])) <= d_moderate_magnitude);
           large += count;
         }
     return !large;
@@ -52,10 +53,10 @@ template <class T> struct d_heads {
 template <class T> struct d_attention {
   int64_t batches, heads, groups, rows, keys, depth, width, causal;
   float scale;
-  d_heads<const T> q, k, v;
+  d_head_tensor<const T> q, k, v;
   const void* mask;
   int64_t mask_values;  // a d_mask_values; the narrow ones are of type T
-  bool skips = true;    // whether keys after the last query of a block are left out
+  bool skips_hidden_keys = true;    // whether keys after the last query of a block are left out
   int64_t mask_batch, mask_head, mask_row, mask_key;
   const int64_t* rest;
 
@@ -75,8 +76,8 @@ template <class T> struct d_attention {
       rest += 4;
     }
   }
-  template <class E> d_heads<E> next(void* data) {
-    const d_heads<E> found = {(E*)data, rest[0], rest[1], rest[2]};
+  template <class E> d_head_tensor<E> next(void* data) {
+    const d_head_tensor<E> found = {(E*)data, rest[0], rest[1], rest[2]};
     rest += 3;
     return found;
   }
@@ -97,18 +98,18 @@ template <class T> struct d_attention {
   int64_t padded_depth() const { return d_round_up(depth, d_panel); }
   int64_t padded_width() const { return d_round_up(width, d_panel); }
   // Number of keys that are visible to rows before `end`.
-  int64_t seen(int64_t end) const { return causal && skips ? d_least(end, keys) : keys; }
+  int64_t visible_end(int64_t end) const { return causal && skips_hidden_keys ? d_min(end, keys) : keys; }
   // Scales the scores of one row and adds its mask, in place.
   template <class M> void add(const M* m, float* score, int64_t n) const {
     if (mask_key == 1) {
 #pragma omp simd
-      for (int64_t j = 0; j < n; ++j) score[j] = score[j] * scale + d_wide(m[j]);
+      for (int64_t j = 0; j < n; ++j) score[j] = score[j] * scale + d_to_float(m[j]);
     } else {
-      for (int64_t j = 0; j < n; ++j) score[j] = score[j] * scale + d_wide(m[j * mask_key]);
+      for (int64_t j = 0; j < n; ++j) score[j] = score[j] * scale + d_to_float(m[j * mask_key]);
     }
   }
   // Scales the visible numbers of one row and replaces the others, in place.
-  void keep(const uint8_t* visible, float* x, int64_t n, float factor, float other) const {
+  void replace_hidden(const uint8_t* visible, float* x, int64_t n, float factor, float other) const {
     if (mask_key == 1) {
 #pragma omp simd
       for (int64_t j = 0; j < n; ++j) {
@@ -124,7 +125,7 @@ template <class T> struct d_attention {
     if (!mask) return scale;
     const int64_t at = mask_at(b, h, row, from);
     if (replaces())
-      keep((const uint8_t*)mask + at, score, n, scale,
+      replace_hidden((const uint8_t*)mask + at, score, n, scale,
            mask_values == d_mask_bool ? -d_inff : -__FLT_MAX__);
     else if (mask_values == d_mask_narrow)
       add((const T*)mask + at, score, n);
@@ -134,63 +135,67 @@ template <class T> struct d_attention {
   }
   bool replaces() const { return mask_values == d_mask_bool || mask_values == d_mask_lowest; }
   // No gradient flows to a score that the mask replaced, also where its row is NaN.
-  void hide(float* slope, int64_t b, int64_t h, int64_t row, int64_t from, int64_t n) const {
+  void clear_hidden(float* grad_score, int64_t b, int64_t h, int64_t row, int64_t from, int64_t n) const {
     if (!mask || !replaces()) return;
-    keep((const uint8_t*)mask + mask_at(b, h, row, from), slope, n, 1, 0);
+    replace_hidden((const uint8_t*)mask + mask_at(b, h, row, from), grad_score, n, 1, 0);
   }
   int64_t mask_at(int64_t b, int64_t h, int64_t row, int64_t key) const {
     return b * mask_batch + h * mask_head + row * mask_row + key * mask_key;
   }
 };
 
-// Converts a row of floats to cells of a left operand, in place; `n` is a multiple of a vector of
+// Converts a row of floats to packed elements of a left operand, in place; `n` is a multiple of a vector of
 // 16-bit numbers.
-d_inline void d_narrow(float*, int64_t, float*) {}
-// The left operand transposed: rows, d_keys floats apart, become columns of cells, in place or in `to`.
-template <class C> struct d_stacked { static constexpr int row = 1, step = d_keys; };
-d_inline const float* d_stack(const float* from, int64_t, int64_t, float*) { return from; }
+d_inline void d_pack_row_in_place(float*, int64_t, float*) {}
+// The left operand transposed: rows, d_key_block floats apart, become columns of packed elements, in place or
+// in `to`.
+template <class C> struct d_transposed_strides { static constexpr int row = 1, step = d_key_block; };
+d_inline const float* d_transpose_left_operand(const float* from, int64_t, int64_t, float*) { return from; }
 #if defined(__AVX512BF16__)
-d_inline void d_narrow(float* row, int64_t n, d_pair* to) {
+d_inline void d_pack_row_in_place(float* row, int64_t n, d_bf16_pair* to) {
   for (int64_t j = 0; j < n; j += d_panel)
-    d_keep((d_bf16*)(to + j / 2), (const d_vec*)(row + j), false);
+    d_store_row((d_bf16*)(to + j / 2), (const d_vec*)(row + j), false);
 }
-// Cells of two rows, for d_lanes columns.
-d_inline d_words d_cells_at(const float* at) {
-  return d_paired(*(const d_vec*)at, *(const d_vec*)(at + d_keys));
+// Packed elements of two rows, for d_lanes columns.
+d_inline d_words d_load_row_pair(const float* at) {
+  return d_interleaved_bf16(*(const d_vec*)at, *(const d_vec*)(at + d_key_block));
 }
 #if defined(D_TILES)
-template <> struct d_stacked<d_pair> {
-  static constexpr int row = d_tile_rows<d_pair>::block / 2, step = 1;
+template <> struct d_transposed_strides<d_bf16_pair> {
+  static constexpr int row = d_tile_shape<d_bf16_pair>::block_rows / 2, step = 1;
 };
-static const d_pair* d_stack(const float* from, int64_t rows, int64_t n, d_pair* to) {
+static const d_bf16_pair* d_transpose_left_operand(const float* from, int64_t rows, int64_t n,
+                                                   d_bf16_pair* to) {
   for (int64_t i = 0; i < rows; i += 2 * d_lanes)
     for (int64_t j = 0; j < n; j += d_lanes) {
       d_words square[d_lanes];
-      for (int64_t k = 0; k < d_lanes; ++k) square[k] = d_cells_at(from + (i + 2 * k) * d_keys + j);
+      for (int64_t k = 0; k < d_lanes; ++k) square[k] = d_load_row_pair(from + (i + 2 * k) * d_key_block + j);
       d_transpose_words(square);
-      d_write_square(square, to + j * d_stacked<d_pair>::row + i / 2, d_stacked<d_pair>::row);
+      d_store_square(square, to + j * d_transposed_strides<d_bf16_pair>::row + i / 2,
+                     d_transposed_strides<d_bf16_pair>::row);
     }
   return to;
 }
 #else
-static const d_pair* d_stack(const float* from, int64_t rows, int64_t n, d_pair* to) {
+static const d_bf16_pair* d_transpose_left_operand(const float* from, int64_t rows, int64_t n,
+                                                   d_bf16_pair* to) {
   for (int64_t i = 0; i < rows; i += 2)
     for (int64_t j = 0; j < n; j += d_lanes)
-      *(d_words*)(to + i / 2 * d_keys + j) = d_cells_at(from + i * d_keys + j);
+      *(d_words*)(to + i / 2 * d_key_block + j) = d_load_row_pair(from + i * d_key_block + j);
   return to;
 }
 #endif
 #endif
 
 // The largest of `start` and x * factor.
-d_inline float d_largest(const float* x, int64_t n, float factor, float start) {
-  float top = start;
-#pragma omp simd reduction(max : top)
-  for (int64_t j = 0; j < n; ++j) top = x[j] * factor > top ? x[j] * factor : top;
-  return top;
+d_inline float d_row_max(const float* x, int64_t n, float factor, float start) {
+  float row_max = start;
+#pragma omp simd reduction(max : row_max)
+  for (int64_t j = 0; j < n; ++j) row_max = x[j] * factor > row_max ? x[j] * factor : row_max;
+  return row_max;
 }
 // x = exp(x * factor - base), and the sum of it; NaN and infinite scores come through the sum.
-d_inline float d_exp_sum(float* x, int64_t n, float factor, float base) {
+d_inline float d_exp_and_sum(float* x, int64_t n, float factor, float base) {
   float total = 0;
 #pragma omp simd reduction(+ : total)
   for (int64_t j = 0; j < n; ++j) {
@@ -206,94 +211,94 @@ d_inline void d_scale_row(float* x, int64_t n, float factor) {
 
 // One block of rows of one head: out (rows by width) and the logarithm of every row's sum.
 template <class T>
-static void d_attend_rows(const d_attention<T>& a, const d_cell<T>* keys, const d_cell<T>* values,
-                          float* room, int64_t b, int64_t h, int64_t first, T* out, int64_t out_row,
+static void d_attention_rows(const d_attention<T>& a, const d_packed<T>* keys, const d_packed<T>* values,
+                          float* workspace, int64_t b, int64_t h, int64_t first, T* out, int64_t out_row,
                           float* sums, int64_t sums_row) {
-  typedef d_cell<T> cell;
-  constexpr int64_t block = d_tile_rows<cell>::block;
-  const int64_t count = d_least(a.rows - first, block), depth = d_cells_of<T>(a.depth);
-  const int64_t tiles = d_round_up(count, d_tile_rows<cell>::most), width = a.padded_width();
-  cell* queries = (cell*)room;
-  float* scores = room + block * d_query_step;
-  float* result = scores + block * d_keys;
-  float top[block], total[block];
-  d_lines(a.q.at(b, h) + first * a.q.row, a.q.row, 1, count, a.depth, queries, d_query_step);
-  for (int64_t i = 0; i < block; ++i) top[i] = -d_inff, total[i] = 0;
-  const int64_t end = a.seen(first + count);
-  for (int64_t from = 0; from < end; from += d_keys) {
-    const int64_t n = d_least(end - from, d_keys), padded = d_round_up(n, d_panel);
-    d_tiles<d_query_step, 1>(tiles, padded, depth, queries, keys + from * depth, depth * d_panel,
-                             d_panel, scores, d_keys, false);
+  typedef d_packed<T> packed;
+  constexpr int64_t block = d_tile_shape<packed>::block_rows;
+  const int64_t count = d_min(a.rows - first, block), depth = d_packed_depth<T>(a.depth);
+  const int64_t tiles = d_round_up(count, d_tile_shape<packed>::rows), width = a.padded_width();
+  packed* queries = (packed*)workspace;
+  float* scores = workspace + block * d_query_step;
+  float* result = scores + block * d_key_block;
+  float row_max[block], row_sum[block];
+  d_pack_rows(a.q.at(b, h) + first * a.q.row, a.q.row, 1, count, a.depth, queries, d_query_step);
+  for (int64_t i = 0; i < block; ++i) row_max[i] = -d_inff, row_sum[i] = 0;
+  const int64_t end = a.visible_end(first + count);
+  for (int64_t from = 0; from < end; from += d_key_block) {
+    const int64_t n = d_min(end - from, d_key_block), padded = d_round_up(n, d_panel);
+    d_multiply_tiles<d_query_step, 1>(tiles, padded, depth, queries, keys + from * depth, depth * d_panel,
+                             d_panel, scores, d_key_block, false);
     for (int64_t i = 0; i < count; ++i) {
-      float* score = scores + i * d_keys;
-      int64_t here = a.causal ? d_least(n, first + i + 1 - from) : n;
-      here = here > 0 ? here : 0;
-      const float factor = a.add_mask(score, b, h, first + i, from, here);
-      const float highest = d_largest(score, here, factor, top[i]);
-      const float base = highest == -d_inff ? 0 : highest;
-      const float fade = d_exp(top[i] - base);
-      total[i] = total[i] * fade + d_exp_sum(score, here, factor, base);
-      d_clear(score, here, padded);
-      d_narrow(score, padded, (cell*)score);
-      if (from && fade != 1.0f) d_scale_row(result + i * width, width, fade);
-      top[i] = highest;
+      float* score = scores + i * d_key_block;
+      int64_t visible_keys = a.causal ? d_min(n, first + i + 1 - from) : n;
+      visible_keys = visible_keys > 0 ? visible_keys : 0;
+      const float factor = a.add_mask(score, b, h, first + i, from, visible_keys);
+      const float new_max = d_row_max(score, visible_keys, factor, row_max[i]);
+      const float base = new_max == -d_inff ? 0 : new_max;
+      const float rescale = d_exp(row_max[i] - base);
+      row_sum[i] = row_sum[i] * rescale + d_exp_and_sum(score, visible_keys, factor, base);
+      d_clear(score, visible_keys, padded);
+      d_pack_row_in_place(score, padded, (packed*)score);
+      if (from && rescale != 1.0f) d_scale_row(result + i * width, width, rescale);
+      row_max[i] = new_max;
     }
-    d_tiles<d_keys, 1>(tiles, width, d_cells_of<T>(n), (const cell*)scores,
-                       values + from / d_held<cell> * d_panel, d_cells_of<T>(a.keys) * d_panel,
+    d_multiply_tiles<d_key_block, 1>(tiles, width, d_packed_depth<T>(n), (const packed*)scores,
+                       values + from / d_pack_factor<packed> * d_panel, d_packed_depth<T>(a.keys) * d_panel,
                        d_panel, result, width, from != 0);
   }
   for (int64_t i = 0; i < count; ++i) {
-    const float factor = total[i] == 0 ? 0 : 1 / total[i];
+    const float factor = row_sum[i] == 0 ? 0 : 1 / row_sum[i];
 #pragma omp simd
     for (int64_t j = 0; j < a.width; ++j)
-      d_put(out + (first + i) * out_row + j, end ? result[i * width + j] * factor : 0);
-    sums[(first + i) * sums_row] = top[i] + d_log(total[i]);
+      d_store(out + (first + i) * out_row + j, end ? result[i * width + j] * factor : 0);
+    sums[(first + i) * sums_row] = row_max[i] + d_log(row_sum[i]);
   }
 }
 
 // The log-sum-exp beyond which its rounding error counts: a weight made from it is off by as much.
-constexpr float d_large = 16;
+constexpr float d_large_logsumexp = 16;
 // The same for a row of more keys than are held at a time, which costs a pass of its own.
-template <class T> constexpr float d_large_of_many = sizeof(T) == 4 ? 32 : 4096;
+template <class T> constexpr float d_large_logsumexp_of_blocks = sizeof(T) == 4 ? 32 : 4096;
 // One below this, of finite mask values: the graph has divided the row's gradient by the number of
 // its keys, each of which has the weight 1 (dynamo_bridge/attention/training.py).
-constexpr float d_hidden = -134217728;
+constexpr float d_hidden_row_logsumexp = -134217728;
 // Weights of a row and the gradients of its scores from all its scores and the gradients of its
 // weights, in place. A weight beside which the others vanish is 1, and its gradient 0, exactly.
-static void d_exact_slopes(float* weight, float* slope, int64_t n, float factor) {
-  const float highest = d_largest(weight, n, factor, -d_inff);
-  const float inverse = 1 / d_exp_sum(weight, n, factor, highest == -d_inff ? 0 : highest);
-  float shared = 0;
-#pragma omp simd reduction(+ : shared)
+static void d_softmax_gradient(float* weight, float* grad_score, int64_t n, float factor) {
+  const float new_max = d_row_max(weight, n, factor, -d_inff);
+  const float inverse = 1 / d_exp_and_sum(weight, n, factor, new_max == -d_inff ? 0 : new_max);
+  float delta = 0;
+#pragma omp simd reduction(+ : delta)
   for (int64_t j = 0; j < n; ++j) {
     weight[j] *= inverse;
-    shared += weight[j] * slope[j];
+    delta += weight[j] * grad_score[j];
   }
 #pragma omp simd
-  for (int64_t j = 0; j < n; ++j) slope[j] = weight[j] * (slope[j] - shared);
+  for (int64_t j = 0; j < n; ++j) grad_score[j] = weight[j] * (grad_score[j] - delta);
 }
 
 // What the gradient of a row with large scores needs of all of them, a block of keys after another.
-struct d_statistics {
-  float top, total, shared;
+struct d_online_statistics {
+  float row_max, row_sum, delta;
   // Adds the scores, and the gradients of their weights: both stay as they are.
-  void add(const float* score, const float* slope, int64_t n, float factor) {
-    const float highest = d_largest(score, n, factor, top);
-    const float base = highest == -d_inff ? 0 : highest, fade = d_exp(top - base);
+  void add(const float* score, const float* grad_score, int64_t n, float factor) {
+    const float new_max = d_row_max(score, n, factor, row_max);
+    const float base = new_max == -d_inff ? 0 : new_max, rescale = d_exp(row_max - base);
     float sum = 0, product = 0;
 #pragma omp simd reduction(+ : sum, product)
     for (int64_t j = 0; j < n; ++j) {
       const float weight = d_exp_weight(score[j] * factor - base);
       sum += weight;
-      product += weight * slope[j];
+      product += weight * grad_score[j];
     }
-    top = highest, total = total * fade + sum, shared = shared * fade + product;
+    row_max = new_max, row_sum = row_sum * rescale + sum, delta = delta * rescale + product;
   }
 };
 
 template <class T>
 static void d_attention_forward(void** args, const int64_t* sizes, bool masked) {
-  typedef d_cell<T> cell;
+  typedef d_packed<T> packed;
   d_attention<T> a(args, sizes, masked);
   if (a.causal && a.mask) a.choose_mask(a.is_moderate());
   auto out = a.template next<T>(args[3 + masked]);
@@ -304,31 +309,31 @@ static void d_attention_forward(void** args, const int64_t* sizes, bool masked) 
     a.mask_row = a.mask_head, a.mask_head *= a.groups;
     a.rows = a.groups, a.heads /= a.groups, a.groups = 1;
   }
-  constexpr int64_t block = d_tile_rows<cell>::block;
+  constexpr int64_t block = d_tile_shape<packed>::block_rows;
   const int64_t blocks = (a.rows + block - 1) / block, of_group = a.groups * blocks;
   const int64_t pairs = a.batches * (a.heads / a.groups), threads = d_threads();
   // Keys and values are packed once per task: as few tasks as keep every thread busy.
   const int64_t wanted = pairs >= 4 * threads ? 1 : (4 * threads + pairs - 1) / pairs;
-  const int64_t parts = d_least(of_group, wanted), tasks = pairs * parts;
-  const int64_t of_keys = a.padded_keys() * d_cells_of<T>(a.depth);
-  const int64_t packed = of_keys + d_cells_of<T>(a.keys) * a.padded_width();
-  const d_rooms rooms(packed + block * (d_query_step + d_keys + a.padded_width()));
-  if (!rooms.at) return;
+  const int64_t parts = d_min(of_group, wanted), tasks = pairs * parts;
+  const int64_t of_keys = a.padded_keys() * d_packed_depth<T>(a.depth);
+  const int64_t packed_size = of_keys + d_packed_depth<T>(a.keys) * a.padded_width();
+  const d_workspaces workspaces(packed_size + block * (d_query_step + d_key_block + a.padded_width()));
+  if (!workspaces.data) return;
 #pragma omp parallel if (tasks > 1)
   {
-    const d_tiles_held held;
-    float* start = rooms.mine();
-    cell *keys = (cell*)start, *values = keys + of_keys;
-    float* room = start + packed;
+    const d_tile_scope tile_scope;
+    float* start = workspaces.of_thread();
+    packed *keys = (packed*)start, *values = keys + of_keys;
+    float* workspace = start + packed_size;
 #pragma omp for schedule(dynamic)
     for (int64_t task = 0; task < tasks; ++task) {
       const int64_t pair = task / parts, part = task % parts;
-      const int64_t b = pair / (a.heads / a.groups), shared = pair % (a.heads / a.groups);
-      d_panels(a.k.at(b, shared), 1, a.k.row, a.depth, a.keys, keys);
-      d_panels(a.v.at(b, shared), a.v.row, 1, a.keys, a.width, values);
+      const int64_t b = pair / (a.heads / a.groups), kv_head = pair % (a.heads / a.groups);
+      d_pack_panels(a.k.at(b, kv_head), 1, a.k.row, a.depth, a.keys, keys);
+      d_pack_panels(a.v.at(b, kv_head), a.v.row, 1, a.keys, a.width, values);
       for (int64_t k = part * of_group / parts; k < (part + 1) * of_group / parts; ++k) {
-        const int64_t h = shared * a.groups + k / blocks;
-        d_attend_rows(a, keys, values, room, b, h, k % blocks * block, out.at(b, h), out.row,
+        const int64_t h = kv_head * a.groups + k / blocks;
+        d_attention_rows(a, keys, values, workspace, b, h, k % blocks * block, out.at(b, h), out.row,
                       sums.at(b, h), sums.row);
       }
     }
@@ -337,11 +342,11 @@ static void d_attention_forward(void** args, const int64_t* sizes, bool masked) 
 
 // How the keys of a head are divided among tasks: the groups of keys in each task, and the tasks.
 // They are the fewest that leave the threads idle for a fifth of the time at most.
-template <class C> struct d_key_parts {
+template <class C> struct d_key_partition {
   int64_t groups, parts;
-  d_key_parts(int64_t heads, int64_t keys, int64_t threads) {
+  d_key_partition(int64_t heads, int64_t keys, int64_t threads) {
     const int64_t all = keys > 0 ? (keys + d_key_group<C> - 1) / d_key_group<C> : 1;
-    parts = threads > 1 ? d_even_parts(heads, 1, all, threads) : 1;
+    parts = threads > 1 ? d_balanced_parts(heads, 1, all, threads) : 1;
     groups = (all + parts - 1) / parts;
     parts = (all + groups - 1) / groups;
   }
@@ -355,152 +360,156 @@ struct d_key_order {
   bool waits;      // whether there are tasks before this one
   void wait(int64_t block) const {
     if (!waits) return;
-    for (int64_t looks = 0; __atomic_load_n(ended - 1, __ATOMIC_ACQUIRE) <= block; ++looks) d_await(looks);
+    for (int64_t looks = 0; __atomic_load_n(ended - 1, __ATOMIC_ACQUIRE) <= block; ++looks) d_spin_wait(looks);
   }
   void end(int64_t block) const { __atomic_store_n(ended, block + 1, __ATOMIC_RELEASE); }
 };
 
 // The gradient of a block of queries, and what the block adds to the gradients of its head's keys and
 // values.
-template <class T> struct d_backward {
-  typedef d_cell<T> cell;
-  typedef d_stacked<cell> stack;
+template <class T> struct d_attention_gradient {
+  typedef d_packed<T> packed;
+  typedef d_transposed_strides<packed> transposed_strides;
   const d_attention<T>& a;
-  d_heads<const T> grad, out;
-  d_heads<const float> sums;
-  d_heads<T> grad_q;
-  const cell *keys_transposed, *values_transposed, *keys;
-  float *grad_keys, *grad_values, *room;
+  d_head_tensor<const T> grad, out;
+  d_head_tensor<const float> sums;
+  d_head_tensor<T> grad_q;
+  const packed *keys_transposed, *values_transposed, *keys;
+  float *grad_keys, *grad_values, *workspace;
   // The keys of the task, and the gradients of queries that the tasks of a head share, if there are
   // several.
   int64_t lower = 0, upper = a.keys;
   float* shared_result = nullptr;
 
-  static constexpr int64_t block = d_tile_rows<cell>::block;
-  static constexpr int64_t lines = block * d_query_step, scores = block * d_keys;
+  static constexpr int64_t block = d_tile_shape<packed>::block_rows;
+  static constexpr int64_t lines = block * d_query_step, scores = block * d_key_block;
   static constexpr int64_t needed = 5 * lines + 3 * scores;
 
   // Whether added mask values absorb the scores of a row with this log-sum-exp.
-  bool absorbed(float base) const { return base <= d_hidden && !a.replaces(); }
+  bool absorbed(float base) const { return base <= d_hidden_row_logsumexp && !a.replaces(); }
   // Whether the weights of a row that sees `end` keys are made from all its scores and not from its
   // log-sum-exp.
   bool is_exact(float base, int64_t end) const {
-    return d_abs(base) > (end > d_keys ? d_large_of_many<T> : d_large) && !absorbed(base);
+    return d_abs(base) > (end > d_key_block ? d_large_logsumexp_of_blocks<T> : d_large_logsumexp) &&
+           !absorbed(base);
   }
   bool has_exact_rows(int64_t b, int64_t h) const {
     for (int64_t i = 0; i < a.rows; ++i) {
       const float sum = sums.at(b, h)[i * sums.row];
-      const int64_t last = d_least(i / block * block + block, a.rows);
-      if (sum != -d_inff && is_exact(sum, a.seen(last))) return true;
+      const int64_t last = d_min(i / block * block + block, a.rows);
+      if (sum != -d_inff && is_exact(sum, a.visible_end(last))) return true;
     }
     return false;
   }
 
   void rows(int64_t b, int64_t h, int64_t first, const d_key_order& order, int64_t number) const {
-    const int64_t count = d_least(a.rows - first, block), stacks = d_cells_of<T>(count);
-    const int64_t tiles = d_round_up(count, d_tile_rows<cell>::most);
+    const int64_t count = d_min(a.rows - first, block), packed_rows = d_packed_depth<T>(count);
+    const int64_t tiles = d_round_up(count, d_tile_shape<packed>::rows);
     const int64_t depth = a.padded_depth(), width = a.padded_width();
-    const int64_t in_depth = d_cells_of<T>(a.depth), in_width = d_cells_of<T>(a.width);
-    const int64_t all = a.seen(first + count), end = d_least(all, upper);
+    const int64_t in_depth = d_packed_depth<T>(a.depth), in_width = d_packed_depth<T>(a.width);
+    const int64_t all = a.visible_end(first + count), end = d_min(all, upper);
     if (lower && end <= lower) return order.end(number);  // nor do later tasks add anything
-    cell *queries = (cell*)room, *grads = queries + lines;
-    cell *query_panels = grads + lines, *grad_panels = query_panels + lines;
-    float *own_result = room + 4 * lines, *weights = own_result + lines, *slopes = weights + scores;
-    cell* stacked = (cell*)(slopes + scores);
+    packed *queries = (packed*)workspace, *grads = queries + lines;
+    packed *query_panels = grads + lines, *grad_panels = query_panels + lines;
+    float *own_result = workspace + 4 * lines, *weights = own_result + lines, *grad_scores = weights + scores;
+    packed* transposed_memory = (packed*)(grad_scores + scores);
     float* result = shared_result ? shared_result + number * block * depth : own_result;
     const int64_t result_step = shared_result ? depth : d_query_step;
-    float shared[block], base[block], inverse[block];
+    float delta[block], base[block], inverse[block];
     bool exact[block];  // whether a row's weights are not made from its log-sum-exp
     const T *query = a.q.at(b, h) + first * a.q.row, *grad_rows = grad.at(b, h) + first * grad.row;
-    d_lines(query, a.q.row, 1, count, a.depth, queries, d_query_step);
-    d_lines(grad_rows, grad.row, 1, count, a.width, grads, d_query_step);
-    d_panels(query, a.q.row, 1, count, a.depth, query_panels);
-    d_panels(grad_rows, grad.row, 1, count, a.width, grad_panels);
+    d_pack_rows(query, a.q.row, 1, count, a.depth, queries, d_query_step);
+    d_pack_rows(grad_rows, grad.row, 1, count, a.width, grads, d_query_step);
+    d_pack_panels(query, a.q.row, 1, count, a.depth, query_panels);
+    d_pack_panels(grad_rows, grad.row, 1, count, a.width, grad_panels);
     for (int64_t i = 0; i < count; ++i) {
       const T *y = out.at(b, h) + (first + i) * out.row, *dy = grad_rows + i * grad.row;
       float total = 0;
 #pragma omp simd reduction(+ : total)
-      for (int64_t j = 0; j < a.width; ++j) total += d_wide(y[j]) * d_wide(dy[j]);
-      shared[i] = total;
+      for (int64_t j = 0; j < a.width; ++j) total += d_to_float(y[j]) * d_to_float(dy[j]);
+      delta[i] = total;
       const float sum = sums.at(b, h)[(first + i) * sums.row];
       base[i] = sum == -d_inff ? 0 : sum;
     }
     const auto multiply = [&](int64_t from, int64_t padded) {
-      const cell *key = keys_transposed + (from - lower) * in_depth;
-      const cell *value = values_transposed + (from - lower) * in_width;
-      d_tiles<d_query_step, 1>(tiles, padded, in_depth, queries, key, in_depth * d_panel, d_panel, weights,
-                               d_keys, false);
-      d_tiles<d_query_step, 1>(tiles, padded, in_width, grads, value, in_width * d_panel, d_panel, slopes,
-                               d_keys, false);
+      const packed *key = keys_transposed + (from - lower) * in_depth;
+      const packed *value = values_transposed + (from - lower) * in_width;
+      d_multiply_tiles<d_query_step, 1>(tiles, padded, in_depth, queries, key, in_depth * d_panel, d_panel,
+                                        weights, d_key_block, false);
+      d_multiply_tiles<d_query_step, 1>(tiles, padded, in_width, grads, value, in_width * d_panel, d_panel,
+                                        grad_scores, d_key_block, false);
     };
     const auto visible = [&](int64_t i, int64_t from, int64_t n) {
-      const int64_t here = a.causal ? d_least(n, first + i + 1 - from) : n;
-      return here > 0 && i < count ? here : 0;
+      const int64_t visible_keys = a.causal ? d_min(n, first + i + 1 - from) : n;
+      return visible_keys > 0 && i < count ? visible_keys : 0;
     };
     bool many = false;
     for (int64_t i = 0; i < count; ++i) {
       inverse[i] = 1;
-      exact[i] = all > d_keys && is_exact(base[i], all);
+      exact[i] = all > d_key_block && is_exact(base[i], all);
       many |= exact[i];
     }
     if (many) {
-      d_statistics found[block];
+      d_online_statistics found[block];
       for (int64_t i = 0; i < count; ++i) found[i] = {-d_inff, 0, 0};
-      for (int64_t from = 0; from < end; from += d_keys) {
-        const int64_t n = d_least(end - from, d_keys);
+      for (int64_t from = 0; from < end; from += d_key_block) {
+        const int64_t n = d_min(end - from, d_key_block);
         multiply(from, d_round_up(n, d_panel));
         for (int64_t i = 0; i < count; ++i) {
-          const int64_t here = visible(i, from, n);
-          if (!here || !exact[i]) continue;
-          float* score = weights + i * d_keys;
-          const float factor = a.add_mask(score, b, h, first + i, from, here);
-          found[i].add(score, slopes + i * d_keys, here, factor);
+          const int64_t visible_keys = visible(i, from, n);
+          if (!visible_keys || !exact[i]) continue;
+          float* score = weights + i * d_key_block;
+          const float factor = a.add_mask(score, b, h, first + i, from, visible_keys);
+          found[i].add(score, grad_scores + i * d_key_block, visible_keys, factor);
         }
       }
       for (int64_t i = 0; i < count; ++i)
         if (exact[i]) {
-          base[i] = found[i].top == -d_inff ? 0 : found[i].top, inverse[i] = 1 / found[i].total;
-          shared[i] = found[i].shared * inverse[i];
+          base[i] = found[i].row_max == -d_inff ? 0 : found[i].row_max, inverse[i] = 1 / found[i].row_sum;
+          delta[i] = found[i].delta * inverse[i];
         }
     }
-    for (int64_t from = lower; from < end; from += d_keys) {
-      const int64_t n = d_least(end - from, d_keys), padded = d_round_up(n, d_panel);
-      const int64_t whole = d_round_up(n, d_whole<cell>);
+    for (int64_t from = lower; from < end; from += d_key_block) {
+      const int64_t n = d_min(end - from, d_key_block), padded = d_round_up(n, d_panel);
+      const int64_t whole = d_round_up(n, d_whole_tiles<packed>);
       multiply(from, padded);
       for (int64_t i = 0; i < tiles; ++i) {
-        float *weight = weights + i * d_keys, *slope = slopes + i * d_keys;
-        const int64_t here = visible(i, from, n);
-        const float factor = a.add_mask(weight, b, h, first + i, from, here);
-        if (here && all <= d_keys && is_exact(base[i], all)) {
-          d_exact_slopes(weight, slope, here, factor);
+        float *weight = weights + i * d_key_block, *grad_score = grad_scores + i * d_key_block;
+        const int64_t visible_keys = visible(i, from, n);
+        const float factor = a.add_mask(weight, b, h, first + i, from, visible_keys);
+        if (visible_keys && all <= d_key_block && is_exact(base[i], all)) {
+          d_softmax_gradient(weight, grad_score, visible_keys, factor);
         } else {
 #pragma omp simd
-          for (int64_t j = 0; j < here; ++j) {
+          for (int64_t j = 0; j < visible_keys; ++j) {
             weight[j] = d_exp_weight(weight[j] * factor - base[i]) * inverse[i];
-            slope[j] = weight[j] * (slope[j] - shared[i]);
+            grad_score[j] = weight[j] * (grad_score[j] - delta[i]);
           }
         }
-        a.hide(slope, b, h, first + i, from, here);
-        d_clear(weight, here, whole);
+        a.clear_hidden(grad_score, b, h, first + i, from, visible_keys);
+        d_clear(weight, visible_keys, whole);
         // A key that the causal flag hides has the weight 0, which leaves NaN as it is.
-        const int64_t hidden = a.skips || i >= count ? here : n;
-        for (int64_t j = here; j < hidden; ++j) slope[j] = 0 * (slope[j] - shared[i]);
-        d_clear(slope, hidden, whole);
+        const int64_t hidden = a.skips_hidden_keys || i >= count ? visible_keys : n;
+        for (int64_t j = visible_keys; j < hidden; ++j) grad_score[j] = 0 * (grad_score[j] - delta[i]);
+        d_clear(grad_score, hidden, whole);
       }
-      const cell* transposed = d_stack(weights, count, whole, stacked);
-      d_tiles<stack::row, stack::step>(whole, width, stacks, transposed, grad_panels, stacks * d_panel, d_panel,
-                         grad_values + (from - lower) * width, width, true);
-      transposed = d_stack(slopes, count, whole, stacked);
-      d_tiles<stack::row, stack::step>(whole, depth, stacks, transposed, query_panels, stacks * d_panel, d_panel,
-                         grad_keys + (from - lower) * depth, depth, true);
+      const packed* transposed = d_transpose_left_operand(weights, count, whole, transposed_memory);
+      d_multiply_tiles<transposed_strides::row, transposed_strides::step>(
+          whole, width, packed_rows, transposed, grad_panels, packed_rows * d_panel, d_panel,
+          grad_values + (from - lower) * width, width, true);
+      transposed = d_transpose_left_operand(grad_scores, count, whole, transposed_memory);
+      d_multiply_tiles<transposed_strides::row, transposed_strides::step>(
+          whole, depth, packed_rows, transposed, query_panels, packed_rows * d_panel, d_panel,
+          grad_keys + (from - lower) * depth, depth, true);
       for (int64_t i = 0; i < count; ++i)
-        d_narrow(slopes + i * d_keys, padded, (cell*)(slopes + i * d_keys));
+        d_pack_row_in_place(grad_scores + i * d_key_block, padded, (packed*)(grad_scores + i * d_key_block));
       if (from == lower) order.wait(number);
-      for (int64_t k = 0; k < n; k += d_key_group<cell>)
-        d_tiles<d_keys, 1>(tiles, depth, d_cells_of<T>(d_least(n - k, d_key_group<cell>)),
-                           (const cell*)slopes + k / d_held<cell>,
-                           keys + (from - lower + k) / d_held<cell> * d_panel,
-                           d_cells_of<T>(upper - lower) * d_panel, d_panel, result, result_step, from + k != 0);
+      for (int64_t k = 0; k < n; k += d_key_group<packed>)
+        d_multiply_tiles<d_key_block, 1>(tiles, depth, d_packed_depth<T>(d_min(n - k, d_key_group<packed>)),
+                                         (const packed*)grad_scores + k / d_pack_factor<packed>,
+                                         keys + (from - lower + k) / d_pack_factor<packed> * d_panel,
+                                         d_packed_depth<T>(upper - lower) * d_panel, d_panel, result,
+                                         result_step, from + k != 0);
     }
     T* to = grad_q.at(b, h) + first * grad_q.row;
     if (!end)
@@ -514,13 +523,13 @@ template <class T> struct d_backward {
 // Arguments: q, k, v, mask if there is one, grad, out, sums, then the three gradients.
 template <class T>
 static void d_attention_backward(void** args, const int64_t* sizes, bool masked) {
-  typedef d_cell<T> cell;
+  typedef d_packed<T> packed;
   d_attention<T> a(args, sizes, masked);
   const int at = 3 + masked;
   const auto grad = a.template next<const T>(args[at]);
   if (a.causal) {
-    a.skips = grad.is_moderate(a.batches, a.heads, a.rows, a.width) && a.is_moderate();
-    if (a.mask) a.choose_mask(a.skips);
+    a.skips_hidden_keys = grad.is_moderate(a.batches, a.heads, a.rows, a.width) && a.is_moderate();
+    if (a.mask) a.choose_mask(a.skips_hidden_keys);
   }
   const auto out = a.template next<const T>(args[at + 1]);
   const auto sums = a.template next<const float>(args[at + 2]);
@@ -528,58 +537,68 @@ static void d_attention_backward(void** args, const int64_t* sizes, bool masked)
   const auto grad_v = a.template next<T>(args[at + 5]);
   const int64_t heads = a.heads / a.groups, pairs = a.batches * heads;
   const int64_t threads = d_threads();
-  const d_key_parts<cell> cut(pairs, a.keys, threads);
+  const d_key_partition<packed> cut(pairs, a.keys, threads);
   const int64_t tasks = pairs * cut.parts;
   const int64_t depth = a.padded_depth(), width = a.padded_width();
-  const int64_t keys = d_round_up(a.keys, d_whole<cell>);
-  const int64_t of_depth = keys * d_cells_of<T>(a.depth), of_width = keys * d_cells_of<T>(a.width);
-  const int64_t of_keys = d_cells_of<T>(a.keys) * depth;
+  const int64_t keys = d_round_up(a.keys, d_whole_tiles<packed>);
+  const int64_t of_depth = keys * d_packed_depth<T>(a.depth), of_width = keys * d_packed_depth<T>(a.width);
+  const int64_t of_keys = d_packed_depth<T>(a.keys) * depth;
   const int64_t of_gradients = keys * (depth + width);
-  const int64_t of_thread = of_depth + of_width + of_keys + of_gradients + d_backward<T>::needed;
+  const int64_t of_thread = of_depth + of_width + of_keys + of_gradients + d_attention_gradient<T>::needed;
   // Counters and, where heads are divided, gradients of queries: tasks share them.
-  const int64_t blocks = a.groups * ((a.rows + d_backward<T>::block - 1) / d_backward<T>::block);
-  const int64_t of_queries = cut.parts > 1 ? blocks * d_backward<T>::block * depth : 0;
+  const int64_t blocks =
+      a.groups * ((a.rows + d_attention_gradient<T>::block - 1) / d_attention_gradient<T>::block);
+  const int64_t of_queries = cut.parts > 1 ? blocks * d_attention_gradient<T>::block * depth : 0;
   const int64_t counters = tasks * sizeof(int64_t) / sizeof(float);
-  const d_rooms rooms(of_thread, threads + (counters + pairs * of_queries) / of_thread + 1);
-  if (!rooms.at) return;
-  float* common = rooms.at + threads * rooms.count;
+  const d_workspaces workspaces(of_thread, threads + (counters + pairs * of_queries) / of_thread + 1);
+  if (!workspaces.data) return;
+  float* common = workspaces.data + threads * workspaces.count;
   int64_t *ended = (int64_t*)common, taken = 0;
   d_clear(ended, 0, tasks);
 #pragma omp parallel if (tasks > 1)
   {
-    const d_tiles_held held;
-    float* start = rooms.mine();
-    cell *keys_transposed = (cell*)start, *values_transposed = keys_transposed + of_depth;
-    cell* keys_plain = values_transposed + of_width;
+    const d_tile_scope tile_scope;
+    float* start = workspaces.of_thread();
+    packed *keys_transposed = (packed*)start, *values_transposed = keys_transposed + of_depth;
+    packed* keys_plain = values_transposed + of_width;
     float* grad_keys = start + of_depth + of_width + of_keys;
     float* grad_values = grad_keys + keys * depth;
-    d_backward<T> of_block = {a, grad, out, sums, grad_q, keys_transposed, values_transposed, keys_plain,
-                              grad_keys, grad_values, grad_values + keys * width};
+    d_attention_gradient<T> of_block = {a,
+                                        grad,
+                                        out,
+                                        sums,
+                                        grad_q,
+                                        keys_transposed,
+                                        values_transposed,
+                                        keys_plain,
+                                        grad_keys,
+                                        grad_values,
+                                        grad_values + keys * width};
     // Not a loop of OpenMP, which may give tasks to threads in any order.
     for (int64_t task; (task = __atomic_fetch_add(&taken, 1, __ATOMIC_RELAXED)) < tasks;) {
       const int64_t part = task % cut.parts, pair = task / cut.parts;
-      const int64_t b = pair / heads, shared = pair % heads;
-      int64_t lower = part * cut.step(), upper = d_least(a.keys, lower + cut.step());
+      const int64_t b = pair / heads, kv_head = pair % heads;
+      int64_t lower = part * cut.step(), upper = d_min(a.keys, lower + cut.step());
       bool whole = cut.parts == 1;
       for (int64_t k = 0; k < a.groups && !whole; ++k)
-        whole = of_block.has_exact_rows(b, shared * a.groups + k);
+        whole = of_block.has_exact_rows(b, kv_head * a.groups + k);
       if (whole && part) continue;
       if (whole) lower = 0, upper = a.keys;
       of_block.lower = lower, of_block.upper = upper;
       of_block.shared_result = whole ? nullptr : common + counters + pair * of_queries;
       const d_key_order order = {ended + task, part > 0};
-      const T *key = a.k.at(b, shared) + lower * a.k.row, *value = a.v.at(b, shared) + lower * a.v.row;
+      const T *key = a.k.at(b, kv_head) + lower * a.k.row, *value = a.v.at(b, kv_head) + lower * a.v.row;
       const int64_t n = upper - lower;
-      d_panels(key, 1, a.k.row, a.depth, n, keys_transposed);
-      d_panels(value, 1, a.v.row, a.width, n, values_transposed);
-      d_panels(key, a.k.row, 1, n, a.depth, keys_plain);
-      d_clear(grad_keys, 0, d_round_up(n, d_whole<cell>) * depth);
-      d_clear(grad_values, 0, d_round_up(n, d_whole<cell>) * width);
+      d_pack_panels(key, 1, a.k.row, a.depth, n, keys_transposed);
+      d_pack_panels(value, 1, a.v.row, a.width, n, values_transposed);
+      d_pack_panels(key, a.k.row, 1, n, a.depth, keys_plain);
+      d_clear(grad_keys, 0, d_round_up(n, d_whole_tiles<packed>) * depth);
+      d_clear(grad_values, 0, d_round_up(n, d_whole_tiles<packed>) * width);
       for (int64_t k = 0, number = 0; k < a.groups; ++k)
-        for (int64_t first = 0; first < a.rows; first += d_backward<T>::block, ++number)
-          of_block.rows(b, shared * a.groups + k, first, order, number);
-      d_copy(grad_keys, depth, 1, n, a.depth, grad_k.at(b, shared) + lower * grad_k.row, grad_k.row, a.scale);
-      d_copy(grad_values, width, 1, n, a.width, grad_v.at(b, shared) + lower * grad_v.row, grad_v.row);
+        for (int64_t first = 0; first < a.rows; first += d_attention_gradient<T>::block, ++number)
+          of_block.rows(b, kv_head * a.groups + k, first, order, number);
+      d_copy(grad_keys, depth, 1, n, a.depth, grad_k.at(b, kv_head) + lower * grad_k.row, grad_k.row, a.scale);
+      d_copy(grad_values, width, 1, n, a.width, grad_v.at(b, kv_head) + lower * grad_v.row, grad_v.row);
     }
   }
 }

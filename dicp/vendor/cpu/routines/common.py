@@ -49,14 +49,14 @@ GROUPS = {
         "dicp_product_transposed_biased": "d_product_transposed<{}>(args, sizes, true)",
     },
     "dots": {
-        "dicp_dots": "d_dots_of<{}>(args, sizes, false)",
-        "dicp_dots_biased": "d_dots_of<{}>(args, sizes, true)",
+        "dicp_dots": "d_product_by_dots<{}>(args, sizes, false)",
+        "dicp_dots_biased": "d_product_by_dots<{}>(args, sizes, true)",
     },
     "axpys": {
-        "dicp_axpys": "d_axpys_of<{}>(args, sizes, false)",
-        "dicp_axpys_biased": "d_axpys_of<{}>(args, sizes, true)",
+        "dicp_axpys": "d_product_by_axpys<{}>(args, sizes, false)",
+        "dicp_axpys_biased": "d_product_by_axpys<{}>(args, sizes, true)",
     },
-    "dots_bytes": {"dicp_dots_of_bytes": "d_dots_of_bytes<{}>(args, sizes)"},
+    "dots_bytes": {"dicp_dots_of_bytes": "d_product_of_bytes_by_dots<{}>(args, sizes)"},
     "product_bytes": {"dicp_product_of_bytes": "d_product_of_bytes<{}>(args, sizes)"},
     "convolution": {
         "dicp_convolution": "d_convolve(args, sizes, false)",
@@ -174,7 +174,8 @@ def without_parts(groups: Iterable[Group]) -> dict[Group, Group]:
 def _body(call: str, element: str) -> str:
     """The call, and an error report if the routine ran out of memory, its results unwritten."""
     return (
-        f"  d_lacking = 0; {call.format(element)}; if (d_lacking) d_report(status, 3, d_lacking);"
+        f"  d_failed_allocation = 0; {call.format(element)}; "
+        "if (d_failed_allocation) d_report(status, 3, d_failed_allocation);"
     )
 
 

@@ -4,16 +4,16 @@
 #pragma once
 #include "convolution.h"
 
-constexpr int64_t d_few_pixels = 128;  // pixels of a block sum of a filter's gradient
+constexpr int64_t d_pixels_per_sum = 128;  // pixels of a block sum of a filter's gradient
 
-d_inline d_vec d_lanes_of(const float* from) { return *(const d_vec*)from; }
-d_inline void d_keep_lanes(float* to, d_vec from) { *(d_vec*)to = from; }
-d_inline d_vec d_lanes_of(const d_bf16* from) {
+d_inline d_vec d_load_lanes(const float* from) { return *(const d_vec*)from; }
+d_inline void d_store_lanes(float* to, d_vec from) { *(d_vec*)to = from; }
+d_inline d_vec d_load_lanes(const d_bf16* from) {
   d_bf16 some __attribute__((vector_size(2 * d_lanes)));
   __builtin_memcpy(&some, from, sizeof some);
   return (d_vec)(__builtin_convertvector(some, d_words) << 16);
 }
-d_inline void d_keep_lanes(d_bf16* to, d_vec from) {
+d_inline void d_store_lanes(d_bf16* to, d_vec from) {
 #if defined(__AVX512BF16__)
   d_bf16 some __attribute__((vector_size(2 * d_lanes)));
   asm("vcvtneps2bf16 %1, %0" : "=v"(some) : "v"(from));
@@ -33,7 +33,7 @@ struct d_depthwise {
   int64_t taps() const { return high.taps * wide.taps; }
   int64_t blocks() const { return (channels + d_lanes - 1) / d_lanes; }
   // The last block overlaps the one before.
-  int64_t channel(int64_t block) const { return d_least(block * d_lanes, channels - d_lanes); }
+  int64_t channel(int64_t block) const { return d_min(block * d_lanes, channels - d_lanes); }
   bool is_large() const { return images * channels * high.out * wide.out * taps() > 50000; }
 };
 
@@ -70,7 +70,7 @@ template <class T, int TAPS, int STEP, bool TRANSPOSED> struct d_depthwise_image
 #pragma GCC unroll 32
     for (int i = 0; i < reads; ++i) {
       if (i < first || i >= last) continue;
-      const d_vec pixel = d_lanes_of(seen + i * step);
+      const d_vec pixel = d_load_lanes(seen + i * step);
 #pragma GCC unroll 8
       for (int t = 0; t < TAPS; ++t) {
         const int at = TRANSPOSED ? (i - before) * STEP + t : i - t, x = TRANSPOSED ? at : at / STEP;
@@ -97,7 +97,7 @@ template <class T, int TAPS, int STEP, bool TRANSPOSED> struct d_depthwise_image
       }
 #pragma GCC unroll 8
       for (int k = 0; k < N; ++k)
-        if (x + k >= 0 && x + k < width) d_keep_lanes(line + (x + k) * n, sum[k]);
+        if (x + k >= 0 && x + k < width) d_store_lanes(line + (x + k) * n, sum[k]);
     }
   }
   void run() const {
@@ -113,14 +113,14 @@ template <class T, int TAPS, int STEP, bool TRANSPOSED> struct d_depthwise_image
 };
 
 template <class T, int TAPS, int STEP, bool TRANSPOSED>
-static void d_depthwise_made(const d_depthwise& all, const T* from, const T* weights, const T* bias,
+static void d_depthwise_run(const d_depthwise& all, const T* from, const T* weights, const T* bias,
                              T* to) {
   const int64_t taps = all.taps(), vectors = all.blocks() * d_lanes;
-  const d_rooms room((taps + 1) * vectors, 1);  // every tap of a block a vector
-  if (!room.at) return;
-  float* copies = room.at;
+  const d_workspaces workspace((taps + 1) * vectors, 1);  // every tap of a block a vector
+  if (!workspace.data) return;
+  float* copies = workspace.data;
   float* biases = copies + taps * vectors;
-  const d_depthwise_images<T, TAPS, STEP, TRANSPOSED> made = {
+  const d_depthwise_images<T, TAPS, STEP, TRANSPOSED> convolution = {
       all, from, copies, bias ? biases : nullptr, to};
 #pragma omp parallel if (all.is_large())
   {
@@ -134,15 +134,15 @@ static void d_depthwise_made(const d_depthwise& all, const T* from, const T* wei
         d_copy(weights + channel * taps, 1, taps, taps, d_lanes, copy, d_lanes);
       if (bias) d_copy(bias + channel, 0, 1, 1, d_lanes, biases + block * d_lanes, 0);
     }
-    made.run();
+    convolution.run();
   }
 }
 template <class T, int TAPS, bool TRANSPOSED>
-static void d_depthwise_stepped(const int64_t* sizes, const void* from, const void* weights,
+static void d_depthwise_any_stride(const int64_t* sizes, const void* from, const void* weights,
                                 const void* bias, void* to) {
   const d_depthwise all(sizes);
-  const auto run = all.wide.stride == 1 ? d_depthwise_made<T, TAPS, 1, TRANSPOSED>
-                                        : d_depthwise_made<T, TAPS, 2, TRANSPOSED>;
+  const auto run = all.wide.stride == 1 ? d_depthwise_run<T, TAPS, 1, TRANSPOSED>
+                                        : d_depthwise_run<T, TAPS, 2, TRANSPOSED>;
   run(all, (const T*)from, (const T*)weights, (const T*)bias, (T*)to);
 }
 
@@ -151,12 +151,12 @@ static void d_depthwise_stepped(const int64_t* sizes, const void* from, const vo
 // or 2.
 template <class T, int TAPS>
 static void d_depthwise_forward(void** args, const int64_t* sizes, bool biased) {
-  d_depthwise_stepped<T, TAPS, false>(sizes, args[0], args[1], biased ? args[2] : nullptr,
+  d_depthwise_any_stride<T, TAPS, false>(sizes, args[0], args[1], biased ? args[2] : nullptr,
                                       args[2 + biased]);
 }
 // Arguments: the gradient of the result, filters, the gradient of the images. Sizes as above.
 template <class T, int TAPS> static void d_depthwise_backward(void** args, const int64_t* sizes) {
-  d_depthwise_stepped<T, TAPS, true>(sizes, args[0], args[1], nullptr, args[2]);
+  d_depthwise_any_stride<T, TAPS, true>(sizes, args[0], args[1], nullptr, args[2]);
 }
 
 // ---- the gradient of filters ----------------------------------------------------------------
@@ -174,11 +174,11 @@ template <class T, int TAPS, int STEP> struct d_depthwise_filters {
 #pragma GCC unroll 8
     for (int t = 0; t < TAPS; ++t) sum[t] = ((const d_vec*)sums)[t];
 #pragma GCC unroll 8
-    for (int x = 0; x < N; ++x) grad[x] = d_lanes_of(grad_row + x * step);
+    for (int x = 0; x < N; ++x) grad[x] = d_load_lanes(grad_row + x * step);
 #pragma GCC unroll 32
     for (int i = 0; i < (N - 1) * STEP + TAPS; ++i) {
       if (i < first || i >= last) continue;
-      const d_vec pixel = d_lanes_of(seen + i * step);
+      const d_vec pixel = d_load_lanes(seen + i * step);
 #pragma GCC unroll 8
       for (int t = 0; t < TAPS; ++t)
         if (i >= t && (i - t) % STEP == 0 && (i - t) / STEP < N)
@@ -207,18 +207,18 @@ template <class T, int TAPS, int STEP> struct d_depthwise_filters {
       const T* seen = image + high.source(row, y) * wide.in * all.channels;
       d_vec sum = {};
       for (int64_t p = wide.first(x); high.inside(row, y) && p < wide.last(x); ++p)
-        sum += d_lanes_of(grad_row + p * all.channels) *
-               d_lanes_of(seen + wide.source(p, x) * all.channels);
+        sum += d_load_lanes(grad_row + p * all.channels) *
+               d_load_lanes(seen + wide.source(p, x) * all.channels);
       ((d_vec*)sums)[tap] += sum;
     }
   }
   // Rows [begin, end) of all images. A long sum is computed in blocks.
   void rows(int64_t begin, int64_t end, float* total, float* sums) const {
     const int64_t high = all.high.out, wide = all.wide.out, n = all.channels;
-    const int64_t most = d_few_pixels / wide > 1 ? d_few_pixels / wide : 1;
+    const int64_t most = d_pixels_per_sum / wide > 1 ? d_pixels_per_sum / wide : 1;
     for (int64_t next; begin < end; begin = next) {
       const int64_t image = begin / high;
-      next = d_least(d_least(begin + most, end), (image + 1) * high);
+      next = d_min(d_min(begin + most, end), (image + 1) * high);
       for (int64_t block = 0; block < all.blocks(); ++block) {
         const T* seen = from + image * all.high.in * all.wide.in * n + all.channel(block);
         d_clear(sums, 0, all.taps() * d_lanes);
@@ -238,25 +238,25 @@ template <class T, int TAPS, int STEP> struct d_depthwise_filters {
     }
   }
   void run(float* to) const {
-    const int64_t taps = all.taps(), every = all.blocks() * taps, room = (every + taps) * d_lanes;
+    const int64_t taps = all.taps(), every = all.blocks() * taps, size = (every + taps) * d_lanes;
     const int64_t threads = d_threads(), rows = all.images * all.high.out;
-    const d_rooms sums(threads * room, 1);
-    if (!sums.at) return;
-    float* totals = sums.at;
+    const d_workspaces sums(threads * size, 1);
+    if (!sums.data) return;
+    float* totals = sums.data;
 #pragma omp parallel if (all.is_large())
     {
 #pragma omp for schedule(static)
       for (int64_t k = 0; k < threads; ++k) {
-        float* mine = totals + k * room;
-        d_clear(mine, 0, every * d_lanes);
-        this->rows(rows * k / threads, rows * (k + 1) / threads, mine, mine + every * d_lanes);
+        float* partial = totals + k * size;
+        d_clear(partial, 0, every * d_lanes);
+        this->rows(rows * k / threads, rows * (k + 1) / threads, partial, partial + every * d_lanes);
       }
 #pragma omp for schedule(static)
       for (int64_t block = 0; block < all.blocks(); ++block) {
         float* sums = totals + block * taps * d_lanes;
         for (int64_t k = 1; k < threads; ++k)
           for (int64_t tap = 0; tap < taps; ++tap)
-            ((d_vec*)sums)[tap] += ((const d_vec*)(sums + k * room))[tap];
+            ((d_vec*)sums)[tap] += ((const d_vec*)(sums + k * size))[tap];
         const int64_t channel = all.channel(block), skip = block * d_lanes - channel;
         d_transpose(sums + skip, d_lanes, taps, d_lanes - skip, to + (channel + skip) * taps, taps);
       }

@@ -5,8 +5,8 @@
 #include "gemm.h"
 
 // Rows of C up to which its numbers are dot products, and those up to which a product with bytes is.
-constexpr int64_t d_most_dots = d_lanes == 16 ? 8 : 4, d_most_dots_of_bytes = 12;
-constexpr int64_t d_strip = 64;      // columns of a task
+constexpr int64_t d_max_dot_rows = d_lanes == 16 ? 8 : 4, d_max_dot_rows_of_bytes = 12;
+constexpr int64_t d_dot_columns = 64;      // columns of a task
 
 template <class T> struct d_matrix {
   const T* data;
@@ -31,7 +31,7 @@ static void d_activate(int64_t kind, float* c, int64_t n) {
 }
 
 // totals[i] = the sum of the lanes of sums[i], for whole squares of vectors. Compiled once.
-__attribute__((noinline)) static void d_add_lanes(const d_vec* sums, int count, float* totals) {
+__attribute__((noinline)) static void d_sum_lanes(const d_vec* sums, int count, float* totals) {
   for (int i = 0; i < count; i += d_lanes) {
     d_words square[d_lanes];
     __builtin_memcpy(square, sums + i, sizeof square);
@@ -43,11 +43,11 @@ __attribute__((noinline)) static void d_add_lanes(const d_vec* sums, int count, 
   }
 }
 // sums[w * R + r] = the dot product of row w of `left` and row r of `right`, both of `depth` numbers.
-// `right` holds cells of T and ends in zeros up to a whole vector.
+// `right` holds packed elements of T and ends in zeros up to a whole vector.
 template <int W, int R, class T, class L>
-d_inline void d_dot_products(int64_t depth, const L* left, int64_t left_row, const d_cell<T>* right,
+d_inline void d_dot_products(int64_t depth, const L* left, int64_t left_row, const d_packed<T>* right,
                              int64_t right_row, float* sums) {
-  constexpr int64_t held = d_held<d_cell<T>>, n = d_lanes * held;  // numbers of a vector of cells
+  constexpr int64_t pack_factor = d_pack_factor<d_packed<T>>, n = d_lanes * pack_factor;  // numbers of a vector
   constexpr int count = W * R, whole = (count + d_lanes - 1) / d_lanes * d_lanes;
   d_vec sum[count], all[whole];  // in registers until the loop has ended
 #pragma GCC unroll 16
@@ -65,9 +65,9 @@ d_inline void d_dot_products(int64_t depth, const L* left, int64_t left_row, con
 #pragma GCC unroll 8
       for (int w = 0; w < W; ++w) {
         if (prefetched) __builtin_prefetch(left + (W + w) * left_row + k, 0, 2);
-        const d_vec a = d_cells_of_row<T>(left + w * left_row + k);
+        const d_vec a = d_load_packed<T>(left + w * left_row + k);
 #pragma GCC unroll 4
-        for (int r = 0; r < R; ++r) d_join_lanes(sum[w * R + r], a, b[r], right);
+        for (int r = 0; r < R; ++r) d_multiply_add_lanes(sum[w * R + r], a, b[r], right);
       }
     }
     left_over -= length;
@@ -79,21 +79,21 @@ d_inline void d_dot_products(int64_t depth, const L* left, int64_t left_row, con
   }
 #pragma GCC unroll 16
   for (int i = 0; i < whole; ++i) all[i] = i < count ? sum[i] : d_vec{};
-  d_add_lanes(all, whole, sums);
+  d_sum_lanes(all, whole, sums);
 }
 
 // The epilogue of `n` sums of a row of C from `column` on: bias, activation and store.
 template <class P>
 d_inline void d_finish_row(const P& p, int64_t batch, int64_t r, int64_t column, int64_t n, float* row) {
   if (p.bias)
-    for (int64_t j = 0; j < n; ++j) row[j] += d_wide(p.bias[p.by_row ? r : column + j]);
+    for (int64_t j = 0; j < n; ++j) row[j] += d_to_float(p.bias[p.by_row ? r : column + j]);
   d_activate(p.activation, row, n);
   d_copy(row, 0, 1, 1, n, p.c + batch * p.c_batch + r * p.c_row + column, 0);
 }
 
 // The numbers of a column of B, of type W, are adjacent.
 template <class T, class W> struct d_dots {
-  typedef d_cell<T> cell;
+  typedef d_packed<T> packed;
   int64_t batches, rows, columns, depth;
   d_matrix<T> a;
   d_matrix<W> b;
@@ -104,25 +104,26 @@ template <class T, class W> struct d_dots {
 
   // The first `some` of N columns, `next` apart, of R rows, for all rows; `copy` holds A.
   template <int N, int R>
-  void dots(const cell* copy, int64_t step, const W* line, int64_t next, float* to, int some) const {
+  void dots(const packed* copy, int64_t step, const W* line, int64_t next, float* to, int some) const {
     float sums[(N * R + d_lanes - 1) / d_lanes * d_lanes];
     for (int64_t r = 0; r < rows; r += R) {
       d_dot_products<N, R, T>(depth, line, next, copy + r * step, step, sums);
-      for (int64_t i = 0; i < d_least(rows - r, R); ++i)
-        for (int w = 0; w < some; ++w) to[(r + i) * d_strip + w] = sums[w * R + i];
+      for (int64_t i = 0; i < d_min(rows - r, R); ++i)
+        for (int w = 0; w < some; ++w) to[(r + i) * d_dot_columns + w] = sums[w * R + i];
     }
   }
-  // A row of A as cells; not `d_lines`, whose transposes take long to compile.
-  void copy_row(const T* from, cell* to) const {
-    constexpr int64_t held = d_held<cell>;
-    if (a.column == 1 && sizeof(T) * held == sizeof(cell)) {
+  // A row of A as packed elements; not `d_pack_rows`, whose transposes take long to compile.
+  void copy_row(const T* from, packed* to) const {
+    constexpr int64_t pack_factor = d_pack_factor<packed>;
+    if (a.column == 1 && sizeof(T) * pack_factor == sizeof(packed)) {
       __builtin_memcpy(to, from, depth * sizeof(T));
       return;
     }
-    for (int64_t k = 0; k < depth; k += held) d_make(to + k / held, from + k * a.column, a.column, depth - k);
+    for (int64_t k = 0; k < depth; k += pack_factor)
+      d_pack_element(to + k / pack_factor, from + k * a.column, a.column, depth - k);
   }
-  void strip_of_dots(int64_t batch, int64_t column, int64_t n, const cell* copy, int64_t step) const {
-    float tile[d_most_dots_of_bytes * d_strip];
+  void strip_of_dots(int64_t batch, int64_t column, int64_t n, const packed* copy, int64_t step) const {
+    float tile[d_max_dot_rows_of_bytes * d_dot_columns];
     const W* lines = b.data + batch * b.batch + column * b.column;
     const auto line = [&](int64_t j) { return lines + j * b.column; };
     int64_t j = 0;
@@ -137,22 +138,22 @@ template <class T, class W> struct d_dots {
       else
         dots<4, 4>(copy, step, line(j), next, tile + j, left);
     }
-    for (int64_t r = 0; r < rows; ++r) d_finish_row(*this, batch, r, column, n, tile + r * d_strip);
+    for (int64_t r = 0; r < rows; ++r) d_finish_row(*this, batch, r, column, n, tile + r * d_dot_columns);
   }
   __attribute__((noinline)) void run() const {
-    const int64_t step = d_round_up(d_cells_of<T>(depth), d_lanes) + d_lanes, size = (rows + 3) * step;
-    const int64_t strips = (columns + d_strip - 1) / d_strip;
-    const d_rooms room(batches * size, 1);
-    if (!room.at) return;
-    cell* copies = (cell*)room.at;
+    const int64_t step = d_round_up(d_packed_depth<T>(depth), d_lanes) + d_lanes, size = (rows + 3) * step;
+    const int64_t strips = (columns + d_dot_columns - 1) / d_dot_columns;
+    const d_workspaces workspace(batches * size, 1);
+    if (!workspace.data) return;
+    packed* copies = (packed*)workspace.data;
     d_clear(copies, 0, batches * size);
     for (int64_t k = 0; k < batches; ++k)
       for (int64_t r = 0; r < rows; ++r)
         copy_row(a.data + k * a.batch + r * a.row, copies + k * size + r * step);
 #pragma omp parallel for schedule(static) if (batches * rows * columns * depth > 50000)
     for (int64_t task = 0; task < batches * strips; ++task) {
-      const int64_t batch = task / strips, column = task % strips * d_strip;
-      strip_of_dots(batch, column, d_least(columns - column, d_strip), copies + batch * size, step);
+      const int64_t batch = task / strips, column = task % strips * d_dot_columns;
+      strip_of_dots(batch, column, d_min(columns - column, d_dot_columns), copies + batch * size, step);
     }
   }
 };
@@ -160,22 +161,22 @@ template <class T, class W> struct d_dots {
 // Arguments: a, b, the bias if there is one, c. Sizes: batches, rows, columns, depth, the activation,
 // then the (batch, row, column) steps of a and of b, the (batch, row) steps of c, and whether the bias
 // holds a number for each row.
-template <class T> struct d_product_of {
+template <class T> struct d_product_args {
   int64_t batches, rows, columns, depth, activation;
   d_matrix<T> a, b;
   const T* bias;
   bool by_row;
   T* c;
   int64_t c_batch, c_row;
-  d_product_of(void** args, const int64_t* sizes, bool biased)
+  d_product_args(void** args, const int64_t* sizes, bool biased)
       : batches(sizes[0]), rows(sizes[1]), columns(sizes[2]), depth(sizes[3]), activation(sizes[4]),
         a{(const T*)args[0], sizes[5], sizes[6], sizes[7]},
         b{(const T*)args[1], sizes[8], sizes[9], sizes[10]},
         bias(biased ? (const T*)args[2] : nullptr), by_row(biased && sizes[13]),
         c((T*)args[2 + biased]), c_batch(sizes[11]), c_row(sizes[12]) {}
 };
-template <class T> static void d_dots_of(void** args, const int64_t* sizes, bool biased) {
-  const d_product_of<T> p(args, sizes, biased);
+template <class T> static void d_product_by_dots(void** args, const int64_t* sizes, bool biased) {
+  const d_product_args<T> p(args, sizes, biased);
   d_dots<T, T>{p.batches, p.rows, p.columns, p.depth, p.a, p.b, p.bias, p.by_row,
                p.c, p.c_batch, p.c_row, p.activation}
       .run();
@@ -183,17 +184,17 @@ template <class T> static void d_dots_of(void** args, const int64_t* sizes, bool
 
 // Arguments: a, b, c. Sizes: rows, columns, depth, the (row, column) steps of a, the column step of b, the
 // row step of c. A column of b holds adjacent bytes.
-template <class T> struct d_bytes_of {
+template <class T> struct d_bytes_product_args {
   int64_t rows, columns, depth;
   d_matrix<T> a;
   d_matrix<int8_t> b;
   T* c;
   int64_t c_row;
-  d_bytes_of(void** args, const int64_t* sizes)
+  d_bytes_product_args(void** args, const int64_t* sizes)
       : rows(sizes[0]), columns(sizes[1]), depth(sizes[2]), a{(const T*)args[0], 0, sizes[3], sizes[4]},
         b{(const int8_t*)args[1], 0, 1, sizes[5]}, c((T*)args[2]), c_row(sizes[6]) {}
 };
-template <class T> static void d_dots_of_bytes(void** args, const int64_t* sizes) {
-  const d_bytes_of<T> p(args, sizes);
+template <class T> static void d_product_of_bytes_by_dots(void** args, const int64_t* sizes) {
+  const d_bytes_product_args<T> p(args, sizes);
   d_dots<T, int8_t>{1, p.rows, p.columns, p.depth, p.a, p.b, nullptr, false, p.c, 0, p.c_row, d_none}.run();
 }

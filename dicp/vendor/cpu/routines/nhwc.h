@@ -8,14 +8,14 @@
 #if defined(__AVX512BF16__)
 // `count` numbers, at most d_panel, followed by zeros. `from` is readable for none, too: a masked load that
 // suppresses a fault is slow.
-d_inline d_words d_numbers(const d_bf16* from, int64_t count) {
+d_inline d_words d_load_partial(const d_bf16* from, int64_t count) {
   d_words all;
   const uint32_t mask = (uint32_t)(((uint64_t)1 << count) - 1);
   asm("vmovdqu16 %1, %0%{%2%}%{z%}" : "=v"(all) : "m"(*(const d_words*)from), "Yk"(mask));
   return all;
 }
 // The same for up to d_lanes numbers as words.
-d_inline d_words d_numbers_as_words(const d_bf16* from, int64_t count) {
+d_inline d_words d_load_partial_words(const d_bf16* from, int64_t count) {
   d_words all;
   const uint16_t mask = (uint16_t)((1u << count) - 1);
   asm("vpmovzxwd %1, %0%{%2%}%{z%}" : "=v"(all) : "m"(*(const d_halfwords*)from), "Yk"(mask));
@@ -23,7 +23,7 @@ d_inline d_words d_numbers_as_words(const d_bf16* from, int64_t count) {
 }
 // Indices for `d_select_halves`: of each pair of words, the half of the first one and that of the second;
 // half 0 has the low bits.
-d_inline d_words d_halves_of_words(int64_t first, int64_t second) {
+d_inline d_words d_half_indices(int64_t first, int64_t second) {
   d_words halves;
   for (int i = 0; i < d_lanes; ++i) halves[i] = 2 * i + first + ((2 * i + second + d_panel) << 16);
   return halves;
@@ -38,7 +38,7 @@ template <class F> d_inline void d_replace_nan(d_bf16* to, int64_t n, const F& a
 #pragma omp simd reduction(| : odd)
   for (int64_t i = 0; i < n; ++i) odd |= (to[i] & 0x7fff) > 0x7f80;
   for (int64_t i = 0; odd && i < n; ++i)
-    if (d_isnan(d_wide(to[i]))) to[i] = d_to_bf16(again(i));
+    if (d_isnan(d_to_float(to[i]))) to[i] = d_to_bf16(again(i));
 }
 #endif
 
@@ -57,7 +57,8 @@ struct d_convolution_nhwc {
   int64_t taps() const { return y.taps * x.taps; }
   int64_t pixels() const { return y.out * x.out; }
   d_bf16 weight(int64_t filter, int64_t channel, int64_t tap) const {
-    return reversed ? reversed_filters(channel, tap)[filter] : weights[(filter * channels + channel) * taps() + tap];
+    return reversed ? reversed_filters(channel, tap)[filter]
+                    : weights[(filter * channels + channel) * taps() + tap];
   }
   const d_bf16* reversed_filters(int64_t channel, int64_t tap) const {
     const int64_t from_last = taps() - 1 - tap;
@@ -73,41 +74,42 @@ struct d_convolution_nhwc {
         const d_bf16* at = in + pixel / pixels() * in_image + y.source(row, i) * in_row +
                            x.source(column, j) * in_pixel;
         for (int64_t c = 0; c < channels; ++c)
-          sum += d_wide(at[c]) * d_wide(weight(filter, c, i * x.taps + j));
+          sum += d_to_float(at[c]) * d_to_float(weight(filter, c, i * x.taps + j));
       }
-    if (bias) sum += d_wide(bias[filter]);
+    if (bias) sum += d_to_float(bias[filter]);
     return (float)sum;
   }
 #if defined(__AVX512BF16__)
-  typedef d_products<d_bf16> products;
-  static constexpr int64_t tile_block = d_tile_rows<d_pair>::block, left_step = products::left_step;
+  typedef d_gemm<d_bf16> products;
+  static constexpr int64_t tile_block = d_tile_shape<d_bf16_pair>::block_rows, left_step = products::left_step;
 
-  // Channels that are summed at a time: their cells of all taps are copied together.
+  // Channels that are summed at a time: their packed elements of all taps are copied together.
   int64_t block() const {
-    const int64_t most = d_held<d_pair> * (products::most_depth / taps());
+    const int64_t most = d_pack_factor<d_bf16_pair> * (products::most_depth / taps());
     if (channels <= most) return channels;
-    const int64_t unit = most < d_panel ? d_held<d_pair> : d_panel, whole = most / unit * unit;
+    const int64_t unit = most < d_panel ? d_pack_factor<d_bf16_pair> : d_panel, whole = most / unit * unit;
     const int64_t parts = (channels + whole - 1) / whole;
     return d_round_up((channels + parts - 1) / parts, unit);
   }
   // The product that it is; a row of its left operand is a patch, its taps in order.
   products product() const {
-    const int64_t rows = images * pixels(), depth = d_held<d_pair> * taps() * d_cells_of<d_bf16>(channels);
+    const int64_t rows = images * pixels(),
+                  depth = d_pack_factor<d_bf16_pair> * taps() * d_packed_depth<d_bf16>(channels);
     return {1, rows, filters, depth, {nullptr, 0, 1, 1}, {nullptr, 0, 1, 1},
             bias, false, out, 0, filters, d_none};
   }
   // Copies `some` channels from `channel` on of the patches of `count` pixels.
-  void patches(int64_t pixel, int64_t count, int64_t channel, int64_t some, d_pair* to) const {
-    const int64_t cells = d_cells_of<d_bf16>(some), along = x.dilation * in_pixel;
+  void patches(int64_t pixel, int64_t count, int64_t channel, int64_t some, d_bf16_pair* to) const {
+    const int64_t packed_depth = d_packed_depth<d_bf16>(some), along = x.dilation * in_pixel;
     int64_t image = pixel / pixels(), row = pixel % pixels() / x.out, column = pixel % x.out;
     for (int64_t r = 0; r < count; ++r, to += left_step) {
-      d_pair* tap = to;
+      d_bf16_pair* tap = to;
       for (int64_t i = 0; i < y.taps; ++i) {
         const bool above = y.inside(row, i);
         int64_t place = x.source(column, 0);
         const d_bf16* from =
             in + image * in_image + y.source(row, i) * in_row + place * in_pixel + channel;
-        for (int64_t j = 0; j < x.taps; ++j, tap += cells, from += along, place += x.dilation)
+        for (int64_t j = 0; j < x.taps; ++j, tap += packed_depth, from += along, place += x.dilation)
           copy(from, above && (uint64_t)place < (uint64_t)x.in ? some : 0, some, (d_bf16*)tap);
       }
       if (++column == x.out) column = 0, ++row;
@@ -115,25 +117,26 @@ struct d_convolution_nhwc {
     }
   }
   // Copies `count` numbers, and zeros up to `some`. Whole vectors are written: the next tap, or the
-  // room after the last one, overwrites what is too much.
+  // padding after the last one, overwrites the excess.
   static __attribute__((always_inline)) void copy(const d_bf16* from, int64_t count, int64_t some,
                                                   d_bf16* to) {
     int64_t c = 0;
     for (; c + d_panel <= count; c += d_panel) __builtin_memcpy(to + c, from + c, sizeof(d_words));
     for (; c < some; c += d_panel) {
-      const d_words part = d_numbers(count > c ? from + c : to, count > c ? count - c : 0);
+      const d_words part = d_load_partial(count > c ? from + c : to, count > c ? count - c : 0);
       __builtin_memcpy(to + c, &part, sizeof part);
     }
   }
-  // Packs a panel of filters: cells in the order of a patch. `words` has room for a column of cells for
-  // each filter of the panel: its numbers as they lie, the taps of a channel adjacent, in pairs.
-  void panel(int64_t filter, int64_t wide, int64_t channel, int64_t some, d_pair* words, d_pair* to) const {
-    const int64_t count = taps(), cells = d_cells_of<d_bf16>(some);
+  // Packs a panel of filters in the order of a patch. `words` is memory for a column of packed elements for
+  // each filter of the panel: its numbers in their order in memory, the taps of a channel adjacent, in pairs.
+  void panel(int64_t filter, int64_t wide, int64_t channel, int64_t some, d_bf16_pair* words,
+             d_bf16_pair* to) const {
+    const int64_t count = taps(), packed_depth = d_packed_depth<d_bf16>(some);
     d_transpose(weights + (filter * channels + channel) * count, channels * count, wide, some * count, words,
                 d_panel);
     for (int64_t tap = 0; tap < count; ++tap) {
-      const d_words halves = d_halves_of_words(tap % 2, (tap + count) % 2);
-      const d_pair *first = words + tap / 2 * d_panel, *second = words + (tap + count) / 2 * d_panel;
+      const d_words halves = d_half_indices(tap % 2, (tap + count) % 2);
+      const d_bf16_pair *first = words + tap / 2 * d_panel, *second = words + (tap + count) / 2 * d_panel;
       for (int64_t c = 0; c < some; c += 2, first += count * d_panel, second += count * d_panel)
         for (int64_t f = 0; f < d_panel; f += d_lanes, to += d_lanes) {
           const d_words pairs = d_select_halves(halves, *(const d_words*)(first + f),
@@ -143,20 +146,20 @@ struct d_convolution_nhwc {
     }
   }
   // The same for the panels of `n` filters, `size` apart, of the gradient of images.
-  void reversed_panels(int64_t filter, int64_t n, int64_t channel, int64_t some, d_pair* to,
+  void reversed_panels(int64_t filter, int64_t n, int64_t channel, int64_t some, d_bf16_pair* to,
                        int64_t size) const {
-    const int64_t count = taps(), cells = d_cells_of<d_bf16>(some), line = channel_step;
+    const int64_t count = taps(), packed_depth = d_packed_depth<d_bf16>(some), line = channel_step;
     if (n % d_panel) d_clear(to, n / d_panel * size, d_round_up(n, d_panel) / d_panel * size);
     for (int64_t c = 0; c < some; c += 2)
       for (int64_t tap = 0; tap < count; ++tap) {
         const d_bf16* from = reversed_filters(channel + c, tap) + filter;
-        d_pair* at = to + (tap * cells + c / 2) * d_panel;
+        d_bf16_pair* at = to + (tap * packed_depth + c / 2) * d_panel;
         for (int64_t j = 0; j < n; j += d_panel, at += size) {
-          const int64_t wide = d_least(n - j, d_panel);
+          const int64_t wide = d_min(n - j, d_panel);
           __builtin_prefetch(from + j + 2 * line);
           __builtin_prefetch(from + j + 3 * line);
-          if (c + 1 < some) d_weave(from + j, from + line + j, wide, at);
-          else for (int64_t i = 0; i < wide; ++i) d_make(at + i, from + j + i, 1, 1);
+          if (c + 1 < some) d_interleave_rows(from + j, from + line + j, wide, at);
+          else for (int64_t i = 0; i < wide; ++i) d_pack_element(at + i, from + j + i, 1, 1);
         }
       }
   }
@@ -167,66 +170,66 @@ struct d_convolution_nhwc {
            x.inside(column, x.taps - 1);
   }
   // Results that are NaN, computed again without padding: an infinite tap times its zero is NaN.
-  void correct(int64_t pixel, int64_t high, int64_t filter, int64_t n) const {
-    for (int64_t r = pixel; r < pixel + high; ++r) {
+  void correct(int64_t pixel, int64_t height, int64_t filter, int64_t n) const {
+    for (int64_t r = pixel; r < pixel + height; ++r) {
       if (is_inside(r)) continue;
       d_replace_nan(out + r * filters + filter, n, [&](int64_t f) { return one(r, filter + f); });
     }
   }
   // The results of `count` pixels and `n` filters.
   void task(const products& all, int64_t pixel, int64_t count, int64_t filter, int64_t n,
-            float* room) const {
-    d_pair *lines = (d_pair*)room, *panels = (d_pair*)(room + all.copies()),
-           *rows = (d_pair*)(room + all.room(count));
-    float* before = room + all.sums();
+            float* workspace) const {
+    d_bf16_pair *lines = (d_bf16_pair*)workspace, *panels = (d_bf16_pair*)(workspace + all.packed_b_offset()),
+           *rows = (d_bf16_pair*)(workspace + all.workspace_size(count));
+    float* before = workspace + all.sums_offset();
     const int64_t step = block();
-    products::open_tile open;
+    products::pending_tile pending;
     for (int64_t channel = 0, done = 0; channel < channels; channel += step) {
-      const int64_t some = d_least(channels - channel, step);
-      const int64_t part = taps() * d_cells_of<d_bf16>(some);
+      const int64_t some = d_min(channels - channel, step);
+      const int64_t part = taps() * d_packed_depth<d_bf16>(some);
       if (reversed) reversed_panels(filter, n, channel, some, panels, part * d_panel);
       for (int64_t f = 0; !reversed && f < n; f += d_panel)
-        panel(filter + f, d_least(n - f, d_panel), channel, some, rows, panels + f * part);
-      for (int64_t i = 0, high, end = 0; i < count; i += high) {
+        panel(filter + f, d_min(n - f, d_panel), channel, some, rows, panels + f * part);
+      for (int64_t i = 0, height, end = 0; i < count; i += height) {
         if (i == end) {
-          end = d_least(count, end + tile_block);
+          end = d_min(count, end + tile_block);
           patches(pixel + i, end - i, channel, some, lines);
         }
-        const bool few = d_takes_short<d_pair>(end - i);
-        const int64_t most = few ? d_tile_rows<d_pair>::few : d_tile_rows<d_pair>::most;
-        high = d_least(end - i, most);
-        float* sums = before + (all.parted() ? i * d_round_up(n, d_panel) : 0);
-        all.row_of_tiles(most, pixel + i, high, filter, n, done, part,
+        const bool few = d_takes_short_tile<d_bf16_pair>(end - i);
+        const int64_t tile_rows = few ? d_tile_shape<d_bf16_pair>::short_rows : d_tile_shape<d_bf16_pair>::rows;
+        height = d_min(end - i, tile_rows);
+        float* sums = before + (all.splits_depth() ? i * d_round_up(n, d_panel) : 0);
+        all.row_of_tiles(tile_rows, pixel + i, height, filter, n, done, part,
                          {lines + i % tile_block * left_step, left_step, 1, panels, d_panel},
-                         part * d_panel, sums, out + (pixel + i) * filters + filter, open);
+                         part * d_panel, sums, out + (pixel + i) * filters + filter, pending);
         if (skips && channel + step >= channels) {
-          all.close(open);
-          correct(pixel + i, high, filter, n);
+          all.finish_tile(pending);
+          correct(pixel + i, height, filter, n);
         }
       }
       done += part;
     }
-    all.close(open);
+    all.finish_tile(pending);
   }
   // Tasks are strips of filters and parts of the pixels.
   void run() const {
     const products all = product();
-    const int64_t threads = d_threads(), most = all.most();
+    const int64_t threads = d_threads(), most = all.panels_per_strip();
     const int64_t strips = (all.panels() + most - 1) / most;
-    const d_row_parts cut(all.rows, d_high, d_tile_rows<d_pair>::most, strips, threads);
+    const d_row_partition cut(all.rows, d_task_rows, d_tile_shape<d_bf16_pair>::rows, strips, threads);
     const int64_t parts = cut.parts, step = cut.step;
-    const d_rooms rooms(all.room(step) + d_panel * left_step);
-    if (!rooms.at) return;
+    const d_workspaces workspaces(all.workspace_size(step) + d_panel * left_step);
+    if (!workspaces.data) return;
 #pragma omp parallel if (all.rows * filters * all.depth > 50000)
     {
-      const d_tiles_held held;
-      float* mine = rooms.mine();
+      const d_tile_scope tile_scope;
+      float* workspace = workspaces.of_thread();
 #pragma omp for schedule(dynamic)
       for (int64_t k = 0; k < parts * strips; ++k) {
         const int64_t pixel = k / strips * step, strip = k % strips;
         const int64_t filter = all.panels() * strip / strips * d_panel;
-        const int64_t end = d_least(all.panels() * (strip + 1) / strips * d_panel, filters);
-        task(all, pixel, d_least(all.rows - pixel, step), filter, end - filter, mine);
+        const int64_t end = d_min(all.panels() * (strip + 1) / strips * d_panel, filters);
+        task(all, pixel, d_min(all.rows - pixel, step), filter, end - filter, workspace);
       }
     }
   }
@@ -275,21 +278,21 @@ struct d_convolution_nhwc_filters {
     const d_bf16* by = gradient + filter;
     d_pixels_of_tap pixels(of, 0, tap);
     for (int64_t pixel = 0; pixel < of.images * of.pixels(); ++pixel, by += of.filters)
-      if (const d_bf16* at = pixels.next()) sum += d_wide(at[channel]) * d_wide(*by);
+      if (const d_bf16* at = pixels.next()) sum += d_to_float(at[channel]) * d_to_float(*by);
     return (float)sum;
   }
 #if defined(__AVX512BF16__)
-  typedef d_products<d_bf16> products;
+  typedef d_gemm<d_bf16> products;
 
   products product() const {
     return {1, of.filters, columns(), of.images * of.pixels(), {gradient, 0, 1, of.filters},
             {nullptr, 0, 1, 1}, nullptr, false, of.out, 0, columns(), d_none};
   }
   // Packs panels, `size` apart, of `n` channels of a tap, for `count` pixels.
-  void panels(int64_t pixel, int64_t count, int64_t tap, int64_t channel, int64_t n, d_pair* to,
+  void panels(int64_t pixel, int64_t count, int64_t tap, int64_t channel, int64_t n, d_bf16_pair* to,
               int64_t size) const {
     const auto words = [&](const d_bf16* at, int64_t j) {
-      return d_numbers_as_words((at ? at : of.in) + channel + j, at && j < n ? d_least(n - j, d_lanes) : 0);
+      return d_load_partial_words((at ? at : of.in) + channel + j, at && j < n ? d_min(n - j, d_lanes) : 0);
     };
     d_pixels_of_tap pixels(of, pixel, tap);
     for (int64_t p = 0; p < count; p += 2, to += d_panel) {
@@ -300,24 +303,25 @@ struct d_convolution_nhwc_filters {
       }
     }
   }
-  // The results of `high` filters and `n` columns, none of whose panels has channels of two taps.
-  void task(const products& all, int64_t filter, int64_t high, int64_t column, int64_t n, float* room) const {
-    d_pair* right = (d_pair*)(room + all.copies());
-    products::open_tile open;
+  // The results of `height` filters and `n` columns, none of whose panels has channels of two taps.
+  void task(const products& all, int64_t filter, int64_t height, int64_t column, int64_t n,
+            float* workspace) const {
+    d_bf16_pair* right = (d_bf16_pair*)(workspace + all.packed_b_offset());
+    products::pending_tile pending;
     d_bf16* out = all.at(of.out, filter, column);
-    for (int64_t done = 0; !done || done < all.cells(); done += products::most_depth) {
-      const int64_t part = d_least(all.cells() - done, products::most_depth), pixel = 2 * done;
-      const int64_t count = d_least(all.depth - pixel, 2 * part), size = part * d_panel;
+    for (int64_t done = 0; !done || done < all.packed_depth(); done += products::most_depth) {
+      const int64_t part = d_min(all.packed_depth() - done, products::most_depth), pixel = 2 * done;
+      const int64_t count = d_min(all.depth - pixel, 2 * part), size = part * d_panel;
       for (int64_t j = 0, some; j < n; j += some) {
         const int64_t tap = (column + j) / of.channels, channel = (column + j) % of.channels;
-        some = d_least(n - j, of.channels - channel);
+        some = d_min(n - j, of.channels - channel);
         panels(pixel, count, tap, channel, some, right + j / d_panel * size, size);
       }
-      all.blocks(gradient + pixel * of.filters + filter, filter, high, column, n, done, part,
-                 {nullptr, 0, 0, right, d_panel}, size, room, out, open);
+      all.blocks(gradient + pixel * of.filters + filter, filter, height, column, n, done, part,
+                 {nullptr, 0, 0, right, d_panel}, size, workspace, out, pending);
     }
-    all.close(open);
-    for (int64_t f = filter; of.skips && f < filter + high; ++f) correct(f, column, n);
+    all.finish_tile(pending);
+    for (int64_t f = filter; of.skips && f < filter + height; ++f) correct(f, column, n);
   }
   // Results that are NaN, computed again without padding.
   void correct(int64_t filter, int64_t column, int64_t n) const {
@@ -329,20 +333,22 @@ struct d_convolution_nhwc_filters {
   // each fill its panels.
   void run() const {
     const products all = product();
-    const int64_t line = of.channels % d_panel ? of.channels : columns(), wide = all.most() * d_panel;
+    const int64_t line = of.channels % d_panel ? of.channels : columns(),
+                  wide = all.panels_per_strip() * d_panel;
     const int64_t strips = (line + wide - 1) / wide, lines = columns() / line, threads = d_threads();
-    const d_row_parts cut(of.filters, d_high, d_tile_rows<d_pair>::most, lines * strips, threads);
-    const d_rooms rooms(all.room(cut.step));
-    if (!rooms.at) return;
+    const d_row_partition cut(of.filters, d_task_rows, d_tile_shape<d_bf16_pair>::rows, lines * strips,
+                              threads);
+    const d_workspaces workspaces(all.workspace_size(cut.step));
+    if (!workspaces.data) return;
 #pragma omp parallel if (of.filters * columns() * all.depth > 50000)
     {
-      const d_tiles_held held;
-      float* mine = rooms.mine();
+      const d_tile_scope tile_scope;
+      float* workspace = workspaces.of_thread();
 #pragma omp for schedule(dynamic)
       for (int64_t k = 0; k < cut.parts * lines * strips; ++k) {
         const int64_t filter = k % cut.parts * cut.step, strip = k / cut.parts;
         const int64_t at = strip % strips * wide, column = strip / strips * line + at;
-        task(all, filter, d_least(of.filters - filter, cut.step), column, d_least(line - at, wide), mine);
+        task(all, filter, d_min(of.filters - filter, cut.step), column, d_min(line - at, wide), workspace);
       }
     }
   }
@@ -359,7 +365,8 @@ struct d_convolution_nhwc_filters {
 
 // Sizes: images, channels, filters, both axes, the (image, row, pixel) steps of the images, whether padding
 // is left out, whether it is the gradient of images, and then the steps of its filters.
-static d_convolution_nhwc d_nhwc_of(const int64_t* sizes, void* images, void* filters, void* bias, void* result) {
+static d_convolution_nhwc d_convolution_nhwc_args(const int64_t* sizes, void* images, void* filters,
+                                                  void* bias, void* result) {
   return {sizes[0], sizes[1], sizes[2], d_axis_of(sizes + 3), d_axis_of(sizes + 9),
           sizes[15], sizes[16], sizes[17], sizes[18] != 0, sizes[19] != 0, sizes[20], sizes[21], sizes[22],
           (const d_bf16*)images, (const d_bf16*)filters, (const d_bf16*)bias, (d_bf16*)result};
@@ -367,11 +374,11 @@ static d_convolution_nhwc d_nhwc_of(const int64_t* sizes, void* images, void* fi
 // Arguments: images, filters (row-major), the bias if there is one, the result. For the gradient of images:
 // the result's gradient, the filters (those of a tap adjacent), the images.
 static void d_convolve_nhwc(void** args, const int64_t* sizes, bool biased) {
-  d_nhwc_of(sizes, args[0], args[1], biased ? args[2] : nullptr, args[2 + biased]).run();
+  d_convolution_nhwc_args(sizes, args[0], args[1], biased ? args[2] : nullptr, args[2 + biased]).run();
 }
 // The convolution, at stride 1, of the result's gradient for the pixels `first`, `first + stride` and so on of
 // an axis: taps `tap`, `tap + stride` and so on reach them, reversed; there may be none.
-static d_axis d_remainder(const d_axis& axis, int64_t first, int64_t* tap) {
+static d_axis d_phase_of_axis(const d_axis& axis, int64_t first, int64_t* tap) {
   const int64_t skipped = (first + axis.padding) / axis.stride, step = axis.stride;
   *tap = (first + axis.padding) % step;
   const int64_t taps = *tap < axis.taps ? (axis.taps - *tap + step - 1) / step : 0;
@@ -382,22 +389,23 @@ static d_axis d_remainder(const d_axis& axis, int64_t first, int64_t* tap) {
 // and column by the strides has a convolution of its own. Shi et al., "Is the deconvolution layer the same as a
 // convolutional layer?" (2016).
 static void d_convolve_nhwc_strided(void** args, const int64_t* sizes, bool biased) {
-  const auto whole = d_nhwc_of(sizes, args[0], args[1], biased ? args[2] : nullptr, args[2 + biased]);
+  const auto whole =
+      d_convolution_nhwc_args(sizes, args[0], args[1], biased ? args[2] : nullptr, args[2 + biased]);
   const d_axis &y = whole.y, &x = whole.x;
   const int64_t rows = (y.in + y.stride - 1) / y.stride, columns = (x.in + x.stride - 1) / x.stride;
-  float* room = d_floats((whole.images * rows * columns * whole.filters + 1) / 2);
-  if (!room) return;
+  float* workspace = d_allocate_workspace((whole.images * rows * columns * whole.filters + 1) / 2);
+  if (!workspace) return;
   d_convolution_nhwc part = whole;
-  part.out = (d_bf16*)room;
+  part.out = (d_bf16*)workspace;
   part.tap_row_step *= y.stride, part.tap_step *= x.stride;
-  for (int64_t row = 0, tap_row, tap; row < d_least(y.stride, y.in); ++row)
-    for (int64_t column = 0; column < d_least(x.stride, x.in); ++column) {
-      part.y = d_remainder(y, row, &tap_row), part.x = d_remainder(x, column, &tap);
+  for (int64_t row = 0, tap_row, tap; row < d_min(y.stride, y.in); ++row)
+    for (int64_t column = 0; column < d_min(x.stride, x.in); ++column) {
+      part.y = d_phase_of_axis(y, row, &tap_row), part.x = d_phase_of_axis(x, column, &tap);
       part.weights = whole.weights + tap_row * whole.tap_row_step + tap * whole.tap_step;
-      const bool reached = part.taps() != 0;
-      if (reached) part.run();
+      const bool has_taps = part.taps() != 0;
+      if (has_taps) part.run();
       else for (int64_t f = 0; f < part.filters; ++f) part.out[f] = part.bias ? part.bias[f] : 0;
-      const int64_t next = reached ? part.filters : 0;  // pixels that no tap reaches are alike
+      const int64_t next = has_taps ? part.filters : 0;  // pixels that no tap reaches are alike
 #pragma omp parallel for
       for (int64_t line = 0; line < part.images * part.y.out; ++line) {
         const int64_t image = line / part.y.out, at = line % part.y.out * y.stride + row;
@@ -407,10 +415,10 @@ static void d_convolve_nhwc_strided(void** args, const int64_t* sizes, bool bias
           __builtin_memcpy(to, from, part.filters * sizeof(d_bf16));
       }
     }
-  d_done(room);
+  d_release_workspace(workspace);
 }
 // Arguments: images, the result's gradient, that of the filters (both channels last).
 static void d_convolution_nhwc_filters_of(void** args, const int64_t* sizes) {
-  const auto of = d_nhwc_of(sizes, args[0], nullptr, nullptr, args[2]);
+  const auto of = d_convolution_nhwc_args(sizes, args[0], nullptr, nullptr, args[2]);
   d_convolution_nhwc_filters{of, (const d_bf16*)args[1]}.run();
 }

@@ -34,19 +34,19 @@ template <int t> d_inline void d_tile_store(void* to, int64_t step) {
   asm volatile("tilestored %%tmm%c0, (%1,%2,1)" ::"i"(t), "r"(to), "r"(step) : "memory");
 }
 // c += a * b, for pairs of bfloat16.
-template <int c, int a, int b> d_inline void d_tile_join() {
+template <int c, int a, int b> d_inline void d_tile_multiply_add() {
   asm volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(c), "i"(a), "i"(b));
 }
 #endif
 
 // A thread multiplies tiles only while it holds one of these. Tiles are released at its end: libraries
 // configure them for themselves, and the kernel saves less at a context switch.
-struct d_tiles_held {
+struct d_tile_scope {
 #if defined(D_TILES)
-  d_tiles_held() { d_tile_configure(d_tile_shapes()); }
-  ~d_tiles_held() { d_tile_release(); }
+  d_tile_scope() { d_tile_configure(d_tile_shapes()); }
+  ~d_tile_scope() { d_tile_release(); }
 #else
-  d_tiles_held() {}
+  d_tile_scope() {}
 #endif
-  d_tiles_held(const d_tiles_held&) = delete;
+  d_tile_scope(const d_tile_scope&) = delete;
 };

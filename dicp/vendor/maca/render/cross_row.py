@@ -20,7 +20,7 @@ class LoopedRows(Reduction):
     def __init__(self, kernel: Kernel, form: LoopedRowThreads) -> None:
         super().__init__(kernel, form)
         self._sums = {stmt: f"sums_{k}" for k, stmt in enumerate(kernel.cross_row_stores())}
-        self._rooms: dict[str, str] = {}
+        self._row_exchanges: dict[str, str] = {}
         """By type, the shared memory in which the groups' sums are added up, one after another."""
 
     def axes(self) -> dict[str, tuple[Size, int]]:
@@ -93,10 +93,12 @@ class LoopedRows(Reduction):
         block, scope, loops = self.block, self.scopes[-1], self.kernel.reduction
         ctype = VALUE_TYPE[stmt.ref.dtype]
         if block.rows > 1:
-            room = self._rooms.get(ctype) or self._room(ctype, f"room_{ctype}", self.threads)
-            self._rooms[ctype] = room
+            array = self._row_exchanges.get(ctype) or self._shared_array(
+                ctype, f"shared_{ctype}", self.threads
+            )
+            self._row_exchanges[ctype] = array
             sizes = f"{block.group}, {block.rows}, {self._points_of_a_thread}"
-            scope.lines.append(f"  d_add_rows<{sizes}>({name}, {room});")
+            scope.lines.append(f"  d_add_rows<{sizes}>({name}, {array});")
         inner = self.push(loops, 3)
         inner.lines += [f"      {text}" for text in self._digits("point", loops)]
         place = f"{self.arg(stmt.ref)}[{self.index(stmt.index)}]"

@@ -227,19 +227,19 @@ class Reduction(Points):
         block, name = self.block, local(stmt.name)
         apart = "_apart" if self.block.apart else ""
         sizes = f"{block.rows}, {block.group}" if self.block.apart else f"{block.group}"
-        room = self._shared(accumulator_type(stmt), f"room_{stmt.name}")
+        array = self._exchange_array(accumulator_type(stmt), f"shared_{stmt.name}")
         if stmt.finds_position:
-            places = self._shared("int64_t", f"places_{stmt.name}")
+            places = self._exchange_array("int64_t", f"places_{stmt.name}")
             kind = f"d_reduce_pair{apart}<d_first_{stmt.op[3:]}, {sizes}>"
-            return f"{kind}({name}, at_{stmt.name}, {room}, {places});"
-        return f"{name} = d_reduce{apart}<d_op_{stmt.op}, {sizes}>({name}, {room});"
+            return f"{kind}({name}, at_{stmt.name}, {array}, {places});"
+        return f"{name} = d_reduce{apart}<d_op_{stmt.op}, {sizes}>({name}, {array});"
 
-    def _shared(self, ctype: str, name: str) -> str:
+    def _exchange_array(self, ctype: str, name: str) -> str:
         """An array for the exchanges of a reduction or scan."""
         size = self.threads if self.block.apart else max(1, self.threads // LEAST_WAVE)
-        return self._room(ctype, name, size)
+        return self._shared_array(ctype, name, size)
 
-    def _room(self, ctype: str, name: str, size: int) -> str:
+    def _shared_array(self, ctype: str, name: str, size: int) -> str:
         self.shared.append(f"d_shared<{ctype}, {size}> {name}")
         return name
 
@@ -291,6 +291,6 @@ class Reduction(Points):
             return f"const {ctype} {name} = {carry} = ({ctype})({combined});"
         start = start_value(stmt.op, stmt.dtype)
         text = f"inside ? ({ctype})({value}) : ({ctype})({start})"
-        room = self._shared(ctype, f"room_{stmt.name}")
+        array = self._exchange_array(ctype, f"shared_{stmt.name}")
         operator = f"d_op_{stmt.op}, {self.block.group}"
-        return f"const {ctype} {name} = d_scan<{operator}>({text}, {carry}, {room});"
+        return f"const {ctype} {name} = d_scan<{operator}>({text}, {carry}, {array});"
