@@ -34,7 +34,7 @@ def converted(number: Number, dtype: torch.dtype) -> Number | None:
         return _single(number)
     if dtype in REDUCED_FLOATS:
         single = _single(number)
-        narrow = _half if dtype == torch.float16 else _brain
+        narrow = _half if dtype == torch.float16 else _round_to_bfloat16
         return None if single is None else narrow(single)
     if dtype in _INTEGERS:
         return _integer(number, dtype)
@@ -90,7 +90,7 @@ def _half(single: float) -> float:
         return math.copysign(math.inf, single)
 
 
-def _brain(single: float) -> float:
+def _round_to_bfloat16(single: float) -> float:
     """bfloat16: the upper 16 bits, rounded to nearest, ties to even."""
     if math.isnan(single):
         return single

@@ -54,10 +54,10 @@ ANY_ATTENTION = FusedAttention(operators=(ATTENTION_FORWARD,), any_mask=True)
 """One operator for all calls: of the host's library, and of vendors' graph compilers."""
 
 
-def _none_marked(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> bool:
+def _never_marks_hidden_rows(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> bool:
     return False
 
 
-HOST_LIBRARY_ATTENTION = replace(ANY_ATTENTION, marks_hidden_rows=_none_marked)
+HOST_LIBRARY_ATTENTION = replace(ANY_ATTENTION, marks_hidden_rows=_never_marks_hidden_rows)
 """The host's library: unfused attention stays unfused, since its operator gives 0 for a row whose
 scores are all -inf, and its second result does not tell which rows these are."""

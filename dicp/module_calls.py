@@ -13,7 +13,7 @@ Run = Callable[..., Any]
 """`run(module, call, *args, **kwargs)`; `call()` is the module's own call."""
 
 
-class _Inside(threading.local):
+class _CallDepth(threading.local):
     def __init__(self) -> None:
         self.depth = 0
 
@@ -24,7 +24,7 @@ def around_outermost_calls(run: Run) -> Callable[[], None]:
     Returns a function that restores the modules' own call. Nothing changes while Dynamo traces.
     """
     call = nn.Module.__call__
-    inside = _Inside()
+    inside = _CallDepth()
 
     def outermost(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         if inside.depth or torch.compiler.is_compiling():

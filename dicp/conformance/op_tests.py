@@ -100,7 +100,7 @@ class OperatorCase:
         except Exception as error:
             if not refusals:
                 return None
-            return self._not_refused(call, group, flags, error)
+            return self._missing_error(call, group, flags, error)
         truth = None if random else in_float64(exact, [on_host], flags)
         try:
             got = self._run(call, group, flags)
@@ -132,7 +132,7 @@ class OperatorCase:
             found.append((kind, type(sample)(sample.input, args=sample.args, kwargs=keywords)))
         return found
 
-    def _not_refused(
+    def _missing_error(
         self, call: Any, group: Any, flags: Sequence[bool], error: Exception
     ) -> list[str]:
         try:
@@ -194,7 +194,7 @@ class TestOperators:
             for kind, given in case.outs(sample):
                 found = case.problems(case.op, given, refusals=True)
                 if found and kind == "with gaps":  # eager writes some as if there were none
-                    right = case.problems(case.op, given, reference=_then_copied(case.op))
+                    right = case.problems(case.op, given, reference=_with_copy_to_out(case.op))
                     found = found if right else right
                 took += found is not None
                 problems += [f"sample {number}, out {kind}: {text}" for text in found or ()]
@@ -281,7 +281,7 @@ def _grouped(function: Variant) -> Callable[[list[Any]], list[Any]]:
     return call
 
 
-def _then_copied(op: Any) -> Variant:
+def _with_copy_to_out(op: Any) -> Variant:
     """The operator, whose results are then copied to `out`."""
 
     def run(given: Any, *args: Any, out: Any, **kwargs: Any) -> Any:

@@ -97,7 +97,7 @@ class _UnitRun:
                 return ""
             how = how or f"the process ended {_status(status)}"
             errors.seek(0)
-            said = _fatal_part(errors.read())
+            said = _fatal_error_text(errors.read())
             how = f"{how}\n{said}" if said else how
             if running is not None:
                 self._row(running, "crashed", how, self.test_seconds if "hangs" in how else 0.0)
@@ -152,7 +152,7 @@ def _listen(stdout: IO[str], told: queue.Queue[Any]) -> None:
     told.put(None)
 
 
-def _fatal_part(stderr: str) -> str:
+def _fatal_error_text(stderr: str) -> str:
     """What Python says of a fatal error, the stack first; else the end."""
     _, fatal, stack = stderr.rpartition("Fatal Python error")
     return (fatal + stack[:STDERR_CHARACTERS] if fatal else stderr[-STDERR_CHARACTERS:]).strip()

@@ -160,7 +160,7 @@ class Collectives:
         self, output: torch.Tensor, source: torch.Tensor, group: Any, op: Any, *_: Any
     ) -> Any:
         size = distributed.ProcessGroup.unbox(group).size()
-        if not _fit(output, source, size):
+        if not _has_all_ranks(output, source, size):
             return None
         to, given = output.contiguous(), source.contiguous()
         if not self._reduce("reduce_scatter", group, op, given, to):
@@ -198,7 +198,7 @@ class Collectives:
         self, output: torch.Tensor, source: torch.Tensor, group: Any, *_: Any
     ) -> Any:
         size = distributed.ProcessGroup.unbox(group).size()
-        if not _fit(source, output, size):
+        if not _has_all_ranks(source, output, size):
             return None
         moved = self._move("all_gather", group, output, source, source.nbytes)
         return output if moved else None
@@ -221,13 +221,13 @@ class Collectives:
     ) -> Any:  # fmt: skip
         size = distributed.ProcessGroup.unbox(group).size()
         even = not to_sizes and not from_sizes and source.dim() > 0 and source.shape[0] % size == 0
-        if not even or not _fit(output, source, 1):
+        if not even or not _has_all_ranks(output, source, 1):
             return None
         moved = self._move("all_to_all", group, output, source, source.nbytes // size)
         return output if moved else None
 
 
-def _fit(part: torch.Tensor, whole: torch.Tensor, size: int) -> bool:
+def _has_all_ranks(part: torch.Tensor, whole: torch.Tensor, size: int) -> bool:
     """Whether `whole` holds what each of `size` ranks gives or gets."""
     same = part.dtype == whole.dtype and part.device == whole.device
     return same and part.numel() * size == whole.numel()

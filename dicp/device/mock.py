@@ -52,7 +52,7 @@ def _shown_device(tensor: torch.Tensor) -> torch.device:
     return place if is_tracing() else as_shown(place)
 
 
-def as_meant(device: Any) -> Any:
+def renamed_device(device: Any) -> Any:
     """A device given by a program, the other name replaced; other values as they are."""
     if isinstance(device, str) and (device == NAME or device.startswith(f"{NAME}:")):
         return DEVICE_TYPE + device.removeprefix(NAME)
@@ -111,7 +111,7 @@ class Mock:
             self._set(torch.cuda.nvtx, name, lambda *args, **kwargs: 0)
 
     def _tensors(self) -> None:
-        meant = as_meant
+        meant = renamed_device
         to = torch.Tensor.to
 
         def convert(self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
@@ -186,7 +186,7 @@ class Mock:
         start = torch.UntypedStorage.to
 
         def convert(self: Any, *, device: Any, non_blocking: bool = False) -> Any:
-            return start(self, device=as_meant(device), non_blocking=non_blocking)
+            return start(self, device=renamed_device(device), non_blocking=non_blocking)
 
         self._set(torch.UntypedStorage, "to", convert)
 
@@ -208,7 +208,7 @@ def _generator_class(real: type) -> type:
             return isinstance(value, real)
 
         def __call__(cls, device: Any = "cpu") -> Any:
-            return real(device=as_meant(device))
+            return real(device=renamed_device(device))
 
     return Meta("Generator", (), {"__doc__": real.__doc__})
 

@@ -31,12 +31,12 @@ def register(module: DipuModule, forced: bool) -> None:
     name none.
     """
 
-    def meant(kind: str | None) -> str | None:
+    def profiled_type(kind: str | None) -> str | None:
         if kind is None:
             return DEVICE_TYPE if forced else None
         return module.answers_to.get(kind, kind)
 
-    hook_profiler(meant, mark_kernels, move_kernels)
+    hook_profiler(profiled_type, mark_kernels, move_kernels)
 
 
 def mark_kernels(events: list[Any], device: str | None) -> None:

@@ -117,14 +117,14 @@ def with_tensor_for_scalar(
             (dtype,) = dtypes
             number = values[name]
             if op == aten.fill.Scalar:
-                number = _in_kind(dtype, number)
+                number = _as_eager_rounds(dtype, number)
             whole = not (dtype.is_floating_point or dtype.is_complex)
             if _holds(dtype, number) and not (op in OWN_KERNELS and whole):
                 return function, {**given, name: number_tensor(number)}
     return op, dict(given)
 
 
-def _in_kind(dtype: torch.dtype, number: Number) -> Number:
+def _as_eager_rounds(dtype: torch.dtype, number: Number) -> Number:
     """A number that a tensor is filled with, rounded as eager does: a tensor of it promotes."""
     if isinstance(number, float) and not dtype.is_floating_point and fits(number, dtype):
         return bool(number) if dtype == torch.bool else number if dtype.is_complex else int(number)

@@ -169,7 +169,7 @@ class _Checked:
         modes = (mode for x in tensors if (mode := getattr(x, "fake_mode", None)))
         mode = next(modes, None) or traced_fake_mode()  # a factory has no tensors
         if mode is not None:
-            watch = _Watch(self.target, self.table)
+            watch = _DecompositionMode(self.target, self.table)
             unguarded = mode.shape_env.suppress_guards() if mode.shape_env else nullcontext()
             with disable_current_modes(), unguarded, mode, watch:
                 self.rule(*args, **kwargs)
@@ -190,7 +190,7 @@ class Accepted:
         return self.rule(*args, **kwargs)
 
 
-class _Watch(TorchDispatchMode):
+class _DecompositionMode(TorchDispatchMode):
     """Decomposes what a decomposition calls, and notes primitives that the target has no rule for.
 
     A core operator that it calls counts as having its own, checked, decomposition.

@@ -131,7 +131,7 @@ def examine(batch: Batch) -> Outcome:
     outcome = Outcome(len(batch.programs))
     for programs, text in failures(batch.programs, batch.mode):
         find = Find(merged(programs) if len(programs) > 1 else programs[0], batch.mode, text)
-        if _foretold(find) or not (text := own_problem(find.program, find.mode)):
+        if _is_inferred_so(find) or not (text := own_problem(find.program, find.mode)):
             outcome.pytorch.append(find)
         elif _unstable(find.program, find.mode, text):
             outcome.unstable.append(find.program)
@@ -180,10 +180,10 @@ def suspects(programs: Sequence[Program], problems: Sequence[Problem]) -> list[i
 
 def fails(program: Program, mode: Mode) -> str:
     """How the program fails; empty where it does not, or where eager refuses it."""
-    return next(iter(troubles(program, mode).values()), "")
+    return next(iter(problems_of(program, mode).values()), "")
 
 
-def troubles(program: Program, mode: Mode) -> dict[str, str]:
+def problems_of(program: Program, mode: Mode) -> dict[str, str]:
     """All that is wrong with what a program gives, by place and kind; none where eager refuses it.
 
     What compiling or running raises is of one kind.
@@ -213,7 +213,7 @@ def described(error: Exception) -> str:
     return f"{type(cause).__name__}: {str(cause)[:600]}"
 
 
-def _foretold(find: Find) -> bool:
+def _is_inferred_so(find: Find) -> bool:
     """Whether PyTorch's own inference gives other shapes, strides or dtypes than eager: those it
     compiles for."""
     if not any(what in find.text for what in ("shape", "strides", "dtype")):
@@ -250,9 +250,9 @@ def own_problem(program: Program, mode: Mode) -> str:
     AOTAutograd alone makes errors of its own, as with an input changed in place that is also a
     result.
     """
-    mine = troubles(program, mode)
+    mine = problems_of(program, mode)
     for way in sorted({True, mode.dynamo}) if mine else ():
-        theirs = troubles(program, replace(mode, backend=REFERENCE, dynamo=way))
+        theirs = problems_of(program, replace(mode, backend=REFERENCE, dynamo=way))
         mine = {where: text for where, text in mine.items() if where not in theirs}
     # First what no rounding explains.
     return min(mine.values(), key=lambda text: ": strides " not in text, default="")

@@ -126,7 +126,7 @@ def _without_dynamo(program: Program, mode: Mode) -> Callable[..., Any]:
     return run
 
 
-class _Whole(torch.nn.Module):
+class _FunctionModule(torch.nn.Module):
     """A function as a module."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
@@ -139,7 +139,7 @@ class _Whole(torch.nn.Module):
 
 def _as_graph(function: Callable[..., Any], program: Program) -> fx.GraphModule:
     root, graph = torch.nn.Module(), fx.Graph()
-    root.add_module("program", _Whole(function))
+    root.add_module("program", _FunctionModule(function))
     inputs = tuple(graph.placeholder(each.name) for each in program.inputs)
     result = graph.call_module("program", inputs)
     items = (graph.call_function(getitem, (result, k)) for k in range(len(program.outputs)))

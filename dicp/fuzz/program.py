@@ -224,10 +224,10 @@ def rounded(value: torch.Tensor, *dtypes: torch.dtype) -> torch.Tensor:
         narrow = narrow.to(dtype)
     if not narrow.requires_grad:
         return widened(narrow)  # type: ignore[no-any-return]
-    return _Straight.apply(value, widened(narrow.detach()))  # type: ignore[no-any-return]
+    return _StraightThrough.apply(value, widened(narrow.detach()))  # type: ignore[no-any-return]
 
 
-class _Straight(torch.autograd.Function):
+class _StraightThrough(torch.autograd.Function):
     """The second operand, with the gradient of the first."""
 
     @staticmethod
@@ -305,7 +305,9 @@ def _special(shape: Sequence[int], dtype: torch.dtype, gen: torch.Generator) -> 
     return table[torch.randint(0, len(table), shape, generator=gen)]
 
 
-def _spiked(shape: Sequence[int], dtype: torch.dtype, gen: torch.Generator) -> torch.Tensor:
+def _with_special_numbers(
+    shape: Sequence[int], dtype: torch.dtype, gen: torch.Generator
+) -> torch.Tensor:
     """Ordinary numbers, and few that are infinite or none."""
     value = _normal(shape, dtype, gen)
     if not dtype.is_floating_point:
@@ -331,7 +333,7 @@ VALUES: dict[str, Callable[..., torch.Tensor]] = {
     "grid": _grid,
     "special": _special,
     "zeros": lambda shape, dtype, gen: torch.zeros(shape, dtype=dtype),
-    "spiked": _spiked,
+    "spiked": _with_special_numbers,
     "added_infinity": _added(lowest=False),
     "added_lowest": _added(lowest=True),
 }

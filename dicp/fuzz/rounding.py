@@ -136,7 +136,7 @@ def _within(
     real, mine, theirs = exact.double(), got.detach().double(), eager.detach().double()
     others = torch.stack([real, theirs, *(each.detach().double() for each in moved)])
     odd = ~(mine.isfinite() & real.isfinite())
-    if not _odd_alike(mine[odd], others[:, odd]):
+    if not _nonfinite_agree(mine[odd], others[:, odd]):
         return False
     kept = ~odd
     mine, real, others = mine[kept], real[kept], others[:, kept]
@@ -149,7 +149,7 @@ def _within(
     return bool(((mine - real).abs() <= allowed).all())
 
 
-def _odd_alike(mine: torch.Tensor, others: torch.Tensor) -> bool:
+def _nonfinite_agree(mine: torch.Tensor, others: torch.Tensor) -> bool:
     """Whether each NaN or infinity of `mine`, and each number where float64 has one, is in another
     run too."""
     same_class = (
@@ -257,7 +257,7 @@ class Recorder(TorchDispatchMode):
             found = [each.clone() for each in _floats(result)]
             self.seen.append(Computed(op_name(func), found, operands, roundings))
         else:  # a cast to a wider type leaves the value as it was rounded
-            self._keep(_floats(result), max(roundings, default=0.0))
+            self._record_rounding(_floats(result), max(roundings, default=0.0))
         return result
 
     def _rounding(self, value: torch.Tensor) -> float:
@@ -265,7 +265,7 @@ class Recorder(TorchDispatchMode):
         short = eps if eps > ACCUMULATED else 0.0
         return max(short, self.roundings.get(value.untyped_storage().data_ptr(), 0.0))
 
-    def _keep(self, values: list[torch.Tensor], rounding: float) -> None:
+    def _record_rounding(self, values: list[torch.Tensor], rounding: float) -> None:
         if rounding:
             self.held += values
             self.roundings |= {each.untyped_storage().data_ptr(): rounding for each in values}
@@ -312,7 +312,7 @@ class Mover(TorchDispatchMode):
             # The error of a sum is that of its terms, however small it is itself.
             eps = max(min(each, ACCUMULATED) for each in precisions if each)
             args, kwargs = pytree.tree_map_only(
-                torch.Tensor, lambda each: self._off(each, eps, 0.0), (args, kwargs)
+                torch.Tensor, lambda each: self._perturbed(each, eps, 0.0), (args, kwargs)
             )
         if any(unrounded) and not is_mutating(func):
             # A fused operator reads a 16-bit float before it is rounded, another one after it.
@@ -327,13 +327,15 @@ class Mover(TorchDispatchMode):
                 # A sum in another order may go beyond the type's largest number on its way.
                 each.fill_(beyond)
             if precision:
-                each.copy_(self._off(each, precision, 1.0))
+                each.copy_(self._perturbed(each, precision, 1.0))
         return result
 
     def _read(self, value: torch.Tensor, errors: Iterator[float]) -> torch.Tensor:
-        return self._off(value, next(errors, 0.0), 0.0) if value.is_floating_point() else value
+        return (
+            self._perturbed(value, next(errors, 0.0), 0.0) if value.is_floating_point() else value
+        )
 
-    def _off(self, value: torch.Tensor, eps: float, share: float) -> torch.Tensor:
+    def _perturbed(self, value: torch.Tensor, eps: float, share: float) -> torch.Tensor:
         return off(value, eps, self.rng.random(), share) if value.is_floating_point() else value
 
 

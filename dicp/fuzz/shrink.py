@@ -39,13 +39,13 @@ def candidates(program: Program, mode: Mode) -> Iterator[tuple[Program, Mode]]:
     for smaller in _with_fewer_statements(program):
         if smaller.outputs:
             yield smaller.pruned(), mode
-    for plainer in _plainer_modes(mode):
+    for plainer in _simpler_modes(mode):
         yield program, plainer
     for smaller in (*_with_plainer_inputs(program), *_with_plainer_arguments(program)):
         yield smaller.pruned(), mode
 
 
-def _plainer_modes(mode: Mode) -> Iterator[Mode]:
+def _simpler_modes(mode: Mode) -> Iterator[Mode]:
     if not mode.dynamo:
         yield replace(mode, dynamo=True)
     if mode.cached:
@@ -171,11 +171,11 @@ def _with_plainer_arguments(program: Program) -> Iterator[Program]:
         if statement.context:
             yield changed(replace(statement, context=""))
         for slot, text in statement.args.items():
-            for plainer in _plainer(program, text):
+            for plainer in _simpler(program, text):
                 yield changed(replace(statement, args={**statement.args, slot: plainer}))
 
 
-def _plainer(program: Program, text: str) -> Iterator[str]:
+def _simpler(program: Program, text: str) -> Iterator[str]:
     numbers = {each.name: each for each in program.inputs if isinstance(each, NumberInput)}
     if text in numbers:
         yield from dict.fromkeys(f"({n})" for n in numbers[text].numbers)

@@ -470,7 +470,7 @@ def _added_mask(self: Draw) -> str:
     return self.scope.new_tensor(_score_shapes(self), held, values=values)
 
 
-def _up(self: Draw) -> str:
+def _with_unit_dimension(self: Draw) -> str:
     """The subject's shape with one more dimension where `unsqueeze` of dimension `d` put it."""
     subject = self.of_subject()
     rank = self.scope.rank(subject)
@@ -511,7 +511,7 @@ def _permutation_like(self: Draw) -> str:
     return f"{line}.expand({subject}.shape)"
 
 
-def _with(shape: tuple[int, ...], dim: int, size: int) -> tuple[int, ...]:
+def _with_size(shape: tuple[int, ...], dim: int, size: int) -> tuple[int, ...]:
     if not shape:
         return (size,)
     return tuple(size if d == dim % len(shape) else n for d, n in enumerate(shape))
@@ -558,7 +558,7 @@ SLOTS: dict[str, Callable[[Draw], str]] = {
     "reps": lambda self: str(
         tuple(self.rng.randint(1, 2) for _ in range(self.scope.rank(self.of_subject())))
     ),
-    "up": _up,
+    "up": _with_unit_dimension,
     "one": _formed(lambda self, shape: (1,)),
     "last": _formed(lambda self, shape: (shape[-1],)),
     "chan": _formed(lambda self, shape: (shape[1],)),
@@ -582,6 +582,6 @@ SLOTS: dict[str, Callable[[Draw], str]] = {
     "atall": _index(lambda self, shape: (3,), "all"),
     "permh": _permutation_like,
     "classes": _classes,
-    "src": _formed(lambda self, shape: _with(shape, int(self.args["d"]), 4)),
+    "src": _formed(lambda self, shape: _with_size(shape, int(self.args["d"]), 4)),
     "src0": _formed(lambda self, shape: (4, *shape[1:])),
 }

@@ -11,7 +11,7 @@ from dicp.loop.ir import expr as ir
 from dicp.loop.ir.expr import Expr
 from dicp.loop.ir.graph import Compute
 from dicp.loop.lowering import RULES, Lowering, NoRule, RuleTable
-from dicp.loop.lowering.library import as_it_is
+from dicp.loop.lowering.library import library_call
 
 aten = torch.ops.aten
 ATTENTION = RuleTable()
@@ -30,7 +30,7 @@ FUSED_ATTENTION = tuple(
 
 for _name in FUSED_ATTENTION:
     if hasattr(aten, _name):
-        ATTENTION.add(getattr(aten, _name), as_it_is, "library")
+        ATTENTION.add(getattr(aten, _name), library_call, "library")
 
 DEVICE_LIBRARY = RuleTable()
 """Operators that PyTorch's libraries and kernels for the device compute, complex numbers too, and
@@ -48,9 +48,9 @@ for _name in (
     "i0", "igamma", "igammac", "polygamma", "special_bessel_j0", "special_bessel_j1",
     "special_i0e", "special_i1", "special_i1e", "special_ndtri", "special_spherical_bessel_j0",
 ):  # fmt: skip
-    DEVICE_LIBRARY.add(getattr(aten, _name), as_it_is, "library")
+    DEVICE_LIBRARY.add(getattr(aten, _name), library_call, "library")
 for _op in (aten.view_as_real.default, aten.view_as_complex.default, aten.view.dtype):
-    DEVICE_LIBRARY.add(_op, as_it_is, "view")
+    DEVICE_LIBRARY.add(_op, library_call, "view")
 
 OWN_RULES = RULES.merged(ATTENTION, DEVICE_LIBRARY)
 

@@ -146,7 +146,7 @@ def _cross_row_programs(
     width = math.prod(node.shape[k] for k in kept)
     if (node.shape, kept) not in rows or not isinstance(width, int) or width > MAX_CROSS_ROW_WIDTH:
         return 0
-    reduced = math.prod(_now(node.shape[k], first) for k in node.axes)
+    reduced = math.prod(_current_size(node.shape[k], first) for k in node.axes)
     wanted = min(reduced // CROSS_ROW_ROWS, CROSS_ROW_PARTS)
     return wanted if wanted >= MIN_CROSS_ROW_PARTS else 0
 
@@ -163,7 +163,7 @@ def _axis_split(node: Compute, first: Mapping[Any, int], facts: DeviceFacts) -> 
     """How to split a reduction; None unless it has too few programs to fill the chip."""
     if node.kind != "reduce" or node.op not in SPLITTABLE or 0 in node.shape:
         return None
-    shape = [_now(s, first) for s in node.shape]
+    shape = [_current_size(s, first) for s in node.shape]
     results = math.prod(s for k, s in enumerate(shape) if k not in node.axes)
     reduced = math.prod(shape[k] for k in node.axes)
     outer = _is_outer(node)
@@ -191,7 +191,7 @@ def _is_outer(node: Compute) -> bool:
     return votes > 0 if votes else len(node.shape) - 1 not in node.axes
 
 
-def _now(size: Size, first: Mapping[Any, int]) -> int:
+def _current_size(size: Size, first: Mapping[Any, int]) -> int:
     if isinstance(size, int):
         return size
     known = size.subs(first)

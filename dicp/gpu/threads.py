@@ -115,11 +115,11 @@ def with_threads(kernel: Kernel, facts: DeviceFacts) -> Kernel:
 
 def _form_of(kernel: Kernel, facts: DeviceFacts) -> Form:
     if kernel.reduction:
-        return _together(kernel, facts)
+        return _cooperative_rows(kernel, facts)
     return _crossing_threads(kernel, facts) or point_threads(kernel, facts)
 
 
-def _together(kernel: Kernel, facts: DeviceFacts) -> RowThreads:
+def _cooperative_rows(kernel: Kernel, facts: DeviceFacts) -> RowThreads:
     stmts = kernel.stmts()
     cross_row = bool(kernel.cross_row_stores())
     form = (_looped_rows if cross_row else _row_form)(kernel, facts)

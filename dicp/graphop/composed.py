@@ -257,7 +257,7 @@ def _quotient(g: Ops, x: Value, divisor: int) -> Value:
     return g.op("TruncateDiv", x, g.number(divisor, torch.int64))
 
 
-def _rest(g: Ops, x: Value) -> Value:
+def _modulo(g: Ops, x: Value) -> Value:
     """`x` modulo the prime, for x >= 0."""
     return g.sub(x, g.mul(_quotient(g, x, PRIME), PRIME))
 
@@ -266,12 +266,12 @@ def _uniform(g: Ops, shape: Sequence[Any], seed: Value, dtype: torch.dtype, stre
     """Numbers in [0, 1) that depend on the seed and the element's position: x -> x^2 + a p + s
     modulo 2^31 - 1, several times, with p the position and s a part of the seed. A vendor's own
     random numbers may not follow the host's seed."""
-    place = _rest(g, g.add(g.iota([math.prod(shape)], 0), stream * 1000003))
-    parts = [_rest(g, seed), _rest(g, _quotient(g, seed, PRIME))]
-    x = _rest(g, g.add(g.mul(place, MULTIPLIERS[0]), parts[0]))
+    place = _modulo(g, g.add(g.iota([math.prod(shape)], 0), stream * 1000003))
+    parts = [_modulo(g, seed), _modulo(g, _quotient(g, seed, PRIME))]
+    x = _modulo(g, g.add(g.mul(place, MULTIPLIERS[0]), parts[0]))
     for k in range(4):
         step = g.add(g.mul(place, MULTIPLIERS[k % 3]), parts[k % 2])
-        x = _rest(g, g.add(g.op("Square", x), step))
+        x = _modulo(g, g.add(g.op("Square", x), step))
     wide = torch.float64 if dtype == torch.float64 else torch.float32
     bits = _quotient(g, x, 2**7 if wide == torch.float32 else 1)
     unit = g.mul(g.cast(bits, wide), 2.0**-24 if wide == torch.float32 else 1 / PRIME)

@@ -93,12 +93,12 @@ class _InPlace:
         for result in [
             r for r in self.items if isinstance(r, Result) and r.placement == "into_input"
         ]:
-            self._settle(result)
+            self._decide_placement(result)
         return _ordered(self.items)
 
     # ---- one result -----------------------------------------------------------------------------
 
-    def _settle(self, result: Result) -> None:
+    def _decide_placement(self, result: Result) -> None:
         result = next(
             r for r in self._results() if r.slot is result.slot and r.placement == "into_input"
         )

@@ -132,7 +132,7 @@ class Lowering:
             if not isinstance(node.target, OpOverload) or _only_sizes(node):
                 return val
         self.builder.origin = origin_of(node)
-        if self._goes_over_an_input(node):
+        if self._overwrites_input(node):
             return self._store(node)
         decision = self._decision(node)
         result: Any = None
@@ -149,7 +149,7 @@ class Lowering:
         self._report(node, decision)
         return result
 
-    def _goes_over_an_input(self, node: fx.Node) -> bool:
+    def _overwrites_input(self, node: fx.Node) -> bool:
         """Whether a copy at the end writes a computed result over a dense input of its type."""
         if node.target is not torch.ops.aten.copy_.default or node.users or kept_eager(node):
             return False
@@ -323,11 +323,11 @@ class Lowering:
         if base is not None and base.slot is not None:
             self.items.append(View(slot, base.slot))
         else:
-            self._leave(entry, slot)
+            self._add_result(entry, slot)
         entry.slot = slot
         return slot
 
-    def _leave(self, entry: Entry, slot: Slot) -> None:
+    def _add_result(self, entry: Entry, slot: Slot) -> None:
         value = entry.value
         assert value is not None
         order = dense_order(self.builder, entry.fake)

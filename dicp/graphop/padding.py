@@ -104,14 +104,14 @@ def is_padded(size: Any) -> bool:
     return isinstance(size, torch.SymInt)
 
 
-def unless(padded: bool, reason: str) -> Refusal:
+def refused_if(padded: bool, reason: str) -> Refusal:
     return reason if padded else None
 
 
 # ---- checks --------------------------------------------------------------------------------------
 
 
-def anything(node: Node) -> Refusal:
+def allows_padding(node: Node) -> Refusal:
     """Elementwise: each element of the result depends on those at its own position."""
     return None
 
@@ -122,7 +122,7 @@ def along(axes: Callable[[Node], Sequence[Any]]) -> Check:
     def check(node: Node) -> Refusal:
         shape = node.operands()[0].shape
         over = [shape[axis % len(shape)] for axis in axes(node)] if shape else []
-        return unless(any(map(is_padded, over)), "works along a padded dimension")
+        return refused_if(any(map(is_padded, over)), "works along a padded dimension")
 
     return check
 
@@ -135,7 +135,7 @@ def last(count: Callable[[Node], int]) -> Check:
 def joined(attr: str) -> Check:
     """The operands are concatenated along the axis that an attribute names: only the last may be
     padded."""
-    return lambda node: unless(
+    return lambda node: refused_if(
         any(is_padded(v.shape[node.attrs[attr]]) for v in node.operands()[:-1]),
         "joins along a padded dimension",
     )
@@ -145,13 +145,13 @@ def division(node: Node) -> Refusal:
     """Padded integers are zeros: division by them is refused."""
     padded = any(map(is_padded, node.outputs[0].shape))
     whole = not node.outputs[0].dtype.is_floating_point
-    return unless(padded and whole, "divides integers")
+    return refused_if(padded and whole, "divides integers")
 
 
 def images(node: Node) -> Refusal:
     """Only the batch may be padded."""
     shape = node.operands()[0].shape
-    return unless(any(map(is_padded, shape[1:])), "works on padded images")
+    return refused_if(any(map(is_padded, shape[1:])), "works on padded images")
 
 
 def sliced(shape: Sequence[Any], bounds: Sequence[Sequence[Any]]) -> Refusal:
@@ -171,7 +171,7 @@ def reshaped(node: Node) -> Refusal:
         before.pop(0)
         after.pop(0)
     left, right = (_before_padded(shape) for shape in (before, after))
-    return unless(left is None or left != right, "takes a padded dimension apart")
+    return refused_if(left is None or left != right, "takes a padded dimension apart")
 
 
 def _same(left: Any, right: Any) -> bool:

@@ -34,13 +34,13 @@ def remove_dead(items: Sequence[Item], outputs: Sequence[object]) -> list[Item]:
     wanted: set[object] = {o for o in outputs if isinstance(o, Slot)}
     kept: list[Item] = []
     for item in reversed(items):
-        if _is_wanted(item, wanted):
+        if _is_needed(item, wanted):
             kept.append(item)
             wanted.update(_reads(item))
     return kept[::-1]
 
 
-def _is_wanted(item: Item, wanted: set[object]) -> bool:
+def _is_needed(item: Item, wanted: set[object]) -> bool:
     if isinstance(item, Node):
         return item in wanted
     if isinstance(item, EagerCall):

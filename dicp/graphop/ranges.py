@@ -105,7 +105,7 @@ def _positions(ranges: Ranges, node: fx.Node) -> Range | None:
     return (0, x.shape[dim] - 1 if x.dim() else 0) if isinstance(dim, int) else None
 
 
-def _either(ranges: Ranges, parts: Sequence[Any]) -> Range | None:
+def _union(ranges: Ranges, parts: Sequence[Any]) -> Range | None:
     """The union of the ranges of several operands."""
     found = [ranges.of(part) for part in parts]
     if any(each is None for each in found):
@@ -120,7 +120,7 @@ def _are_numbers(ends: Sequence[Any]) -> bool:
 
 def _joined(ranges: Ranges, node: fx.Node) -> Range | None:
     parts = node.args[0]
-    return _either(ranges, parts) if isinstance(parts, Sequence) else None
+    return _union(ranges, parts) if isinstance(parts, Sequence) else None
 
 
 def _operands(ranges: Ranges, node: fx.Node) -> tuple[Range, Range] | None:
@@ -141,7 +141,7 @@ def _difference(ranges: Ranges, node: fx.Node) -> Range | None:
     return found and (found[0][0] - found[1][1], found[0][1] - found[1][0])
 
 
-def _monotonous(function: Callable[[int, int], int]) -> Rule:
+def _monotonic(function: Callable[[int, int], int]) -> Rule:
     """A function that takes its extremes at the extremes of its operands."""
 
     def rule(ranges: Ranges, node: fx.Node) -> Range | None:
@@ -217,13 +217,13 @@ RULES: dict[Any, Rule] = {
         aten.repeat.default, aten.gather.default, aten.index.Tensor, aten.index_select.default,
         aten.amax.default, aten.amin.default, prims.convert_element_type.default), _first),
     operator.getitem: _item,
-    aten.where.self: lambda ranges, node: _either(ranges, node.args[1:3]),
+    aten.where.self: lambda ranges, node: _union(ranges, node.args[1:3]),
     aten.cat.default: _joined, aten.stack.default: _joined,
     aten.add.Tensor: _sum, aten.add.Scalar: _sum,
     aten.sub.Tensor: _difference, aten.sub.Scalar: _difference,
     aten.rsub.Scalar: _difference,
-    aten.mul.Tensor: _monotonous(operator.mul), aten.mul.Scalar: _monotonous(operator.mul),
-    aten.minimum.default: _monotonous(min), aten.maximum.default: _monotonous(max),
+    aten.mul.Tensor: _monotonic(operator.mul), aten.mul.Scalar: _monotonic(operator.mul),
+    aten.minimum.default: _monotonic(min), aten.maximum.default: _monotonic(max),
     **dict.fromkeys((aten.clamp.default, aten.clamp_min.default, aten.clamp_max.default), _clamp),
     aten.remainder.Scalar: _remainder,
     aten.bitwise_and.Tensor: _masked, aten.bitwise_and.Scalar: _masked,

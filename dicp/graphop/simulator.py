@@ -145,7 +145,7 @@ class SimulatorBase(abc.ABC, Generic[Model]):
             self.options = json.loads(options)
             model = self.compile(graph.decode(), self.options)
             self._compiled[graph.decode()] = model
-            tell(self.summary(model), message, room)
+            set_message(self.summary(model), message, room)
             return 0
 
         return guarded(build, message, room)
@@ -184,11 +184,11 @@ def guarded(work: Callable[[], int], message: int, room: int) -> int:
         text = str(error)
     except Exception as error:  # any failure becomes the library's status, as a device's would
         text = f"{type(error).__name__}: {error}"
-    tell(text, message, room)
+    set_message(text, message, room)
     return -1
 
 
-def tell(text: str, message: int, room: int) -> None:
+def set_message(text: str, message: int, room: int) -> None:
     """Stores a text where the library looks for it."""
     data = text.encode()[: room - 1] + b"\0"
     ctypes.memmove(message, data, len(data))

@@ -137,7 +137,7 @@ class OpAutoCompare(Feature):
         versions = versions_of((call.args, call.kwargs))
         draws = Draws.of(call.args, call.kwargs)
         result = proceed(call)
-        if draws.happened(call.operator, call.name):
+        if draws.has_drawn(call.operator, call.name):
             self._random(call, result)
             return result
         try:

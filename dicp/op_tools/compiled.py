@@ -101,7 +101,7 @@ class CompiledGraphs:
             after = torch.get_rng_state()
             try:
                 torch.set_rng_state(state)
-                self.look(graph, before, outputs, checks)
+                self.inspect(graph, before, outputs, checks)
                 self._check_inputs(graph, before, given, checks)
             except OverflowFoundError:  # asked for by raise_on_bad
                 raise
@@ -112,7 +112,7 @@ class CompiledGraphs:
                 torch.set_rng_state(after)
             return outputs
 
-    def look(
+    def inspect(
         self, graph: InspectedGraph, inputs: list[Any], outputs: Sequence[Any], features: Any
     ) -> None:
         """Judge and capture the graph's kernels on inputs that it had; `outputs` is its results."""

@@ -44,7 +44,7 @@ class Draws:
         except Exception:  # a plugin without random states, each with an error of its own
             return cls([(torch.get_rng_state, torch.get_rng_state())], complete=False)
 
-    def happened(self, func: Callable[..., Any], name: str) -> bool:
+    def has_drawn(self, func: Callable[..., Any], name: str) -> bool:
         """Whether the call of an operator, over by now, drew random numbers."""
         if not self.complete and is_random(func, name):
             return True

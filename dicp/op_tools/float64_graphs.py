@@ -77,10 +77,10 @@ class Float64Graphs:
         with FRAME.unhooked(), torch.no_grad():
             if graph not in self._seen:
                 self._seen.add(graph)
-                self._look(graph, inputs)
+                self._inspect(graph, inputs)
             return float64_outputs(graph, inputs)
 
-    def _look(self, graph: InspectedGraph, inputs: list[Any]) -> None:
+    def _inspect(self, graph: InspectedGraph, inputs: list[Any]) -> None:
         for node in graph.captured.graph.nodes:
             if isinstance(node.target, OpOverload):
                 self.judged.operators.setdefault(str(node.target), user_line(node) or "")
@@ -93,7 +93,7 @@ class Float64Graphs:
         given = copied_inputs(graph, inputs, every=True)
         outputs = graph.executable(copied_inputs(graph, inputs, every=True))
         torch.set_rng_state(state)
-        COMPILED.look(graph, given, outputs, [self._compare, self._capture])
+        COMPILED.inspect(graph, given, outputs, [self._compare, self._capture])
         torch.set_rng_state(state)
         for record in self._compare.results[before[0] :]:
             if record.kind == "operator" and not record.ok:

@@ -184,7 +184,7 @@ class Feature:
         if self.chosen_only and not wanted:
             return False
         wanted = wanted and self._condition_holds(name, args, kwargs)
-        self._announce("apply" if wanted else "skip", name)
+        self._log_once("apply" if wanted else "skip", name)
         return wanted
 
     def _condition_holds(self, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
@@ -194,14 +194,14 @@ class Feature:
             with FRAME.unhooked():
                 return bool(self.condition(*args, **kwargs))
         except Exception as error:
-            shown = ", ".join(map(_brief, (*args, *kwargs.values())))
+            shown = ", ".join(map(_summary, (*args, *kwargs.values())))
             logger().warning(
                 f"the condition for {self.feature} on {name}({shown}) raises "
                 f"{type(error).__name__}: {error}; the operator runs plainly"
             )
             return False
 
-    def _announce(self, verb: str, name: str) -> None:
+    def _log_once(self, verb: str, name: str) -> None:
         if (verb, name) not in self._announced:
             self._announced.add((verb, name))
             self.say(f"{verb} {self.hook} on {name}")
@@ -213,14 +213,14 @@ class Feature:
     def say_arguments(self, call: Call, rows: Sequence[tuple[str, Any]], *more: str) -> None:
         """Print a call's arguments and results: their table under its heading, or one line."""
         if self.style == "line":
-            shown = (f"{label.removeprefix(call.name).strip()} {_brief(v)}" for label, v in rows)
+            shown = (f"{label.removeprefix(call.name).strip()} {_summary(v)}" for label, v in rows)
             self.say(f"{self.hook}: {' '.join((call.name, *more))} {', '.join(shown)}")
         elif not self.quiet:
             self.say(call.heading(*more))
             self.say(argument_table(rows))
 
 
-def _brief(value: Any) -> str:
+def _summary(value: Any) -> str:
     if isinstance(value, torch.Tensor):
         return f"{value.dtype}{list(value.shape)}"
     return repr(value)[:60]

@@ -184,7 +184,7 @@ class Comparing:
         for record in report.innermost:
             if self._is_compiled() and not record.is_step:
                 self._load(record.call.iteration)
-                report.inside.setdefault(record.path, self._looked_into(record.call))
+                report.inside.setdefault(record.path, self._diverging_operators(record.call))
         return report
 
     def _is_compiled(self) -> bool:
@@ -226,7 +226,7 @@ class Comparing:
         own.train(module.training)
         return own, call
 
-    def _looked_into(self, call: ModuleCall) -> list[Record]:
+    def _diverging_operators(self, call: ModuleCall) -> list[Record]:
         """What diverges in a compiled module's graphs: operators, else kernels."""
         step = Step.read(self.recording, call)
         module = self.eager.get_submodule(call.path)

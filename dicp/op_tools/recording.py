@@ -71,18 +71,18 @@ class FolderSink:
     def save(self, place: str, file: str, value: Any, facts: Mapping[str, Any]) -> None:
         if not self.stopped:
             path = self.folder / place / file
-            self._tried(path, lambda: storage.save(path, value, facts))
+            self._write_or_stop(path, lambda: storage.save(path, value, facts))
 
     def finish(self, calls: list[ModuleCall]) -> None:
         plain = {"format": storage.FORMAT, "torch": torch.__version__,
                  "calls": [asdict(call) for call in calls]}  # fmt: skip
         path = self.folder / INDEX
         if not self.stopped:
-            self._tried(path, lambda: path.write_text(json.dumps(plain, indent=1)))
+            self._write_or_stop(path, lambda: path.write_text(json.dumps(plain, indent=1)))
         if not self.stopped:
             logger().info(f"one_iter: {len(calls)} calls of modules saved to {self.folder}")
 
-    def _tried(self, path: Path, write: Callable[[], Any]) -> None:
+    def _write_or_stop(self, path: Path, write: Callable[[], Any]) -> None:
         try:
             write()
         except (OSError, RuntimeError) as error:

@@ -61,7 +61,7 @@ def widened(value: torch.Tensor) -> torch.Tensor:
     return value.to(_WIDE.get(value.dtype, value.dtype))
 
 
-class _Widening(TorchDispatchMode):
+class _WideningMode(TorchDispatchMode):
     """Casts to narrower dtypes, and narrower constants, are float64 too."""
 
     def __torch_dispatch__(
@@ -85,7 +85,7 @@ class _Widening(TorchDispatchMode):
 
 def widened_dtypes(wide: bool) -> AbstractContextManager[Any]:
     """Within, what the program casts or creates in a narrower floating dtype is in float64."""
-    return _Widening() if wide else nullcontext()
+    return _WideningMode() if wide else nullcontext()
 
 
 @dataclass(frozen=True)

@@ -90,7 +90,7 @@ class RunResult:
         return cls(**plain, entries=entries, judged=judged)
 
 
-class _Enough(BaseException):
+class _EnoughValues(BaseException):
     """The script has shown as many values of its metric as were asked for."""
 
 
@@ -114,11 +114,11 @@ class ScriptRun:
         """The values of the metric; what the script raises is part of the result."""
         source = Path(self.spec.script).read_bytes()
         tree = ast.parse(source, self.spec.script)
-        marked = _Marked(self.spec.metric)
+        marked = _AssignmentReporter(self.spec.metric)
         code = compile(ast.fix_missing_locations(marked.visit(tree)), self.spec.script, "exec")
         self._assigns = marked.found
         self.result.start = _sources()
-        with self._observed() as names, contextlib.suppress(_Enough):
+        with self._observed() as names, contextlib.suppress(_EnoughValues):
             try:
                 exec(code, names)
             except SystemExit as end:
@@ -134,7 +134,7 @@ class ScriptRun:
 
     # ---- the metric -----------------------------------------------------------------------------
 
-    def _see(self, kind: str, value: Any) -> None:
+    def _record_value(self, kind: str, value: Any) -> None:
         number = _number(value)
         if number is None:
             return
@@ -142,21 +142,21 @@ class ScriptRun:
         seen.append(number)
         wanted = "assigned" if self._assigns else self._fallback_kind()
         if kind == wanted and len(seen) >= self.spec.steps:
-            raise _Enough
+            raise _EnoughValues
 
     def _fallback_kind(self) -> str:
         return "backward" if self.result.values["backward"] else "printed"
 
     def _assigned(self, value: Any) -> None:
         if not torch.compiler.is_compiling():
-            self._see("assigned", value)
+            self._record_value("assigned", value)
 
     def _printed(self, line: str) -> None:
         name = re.escape(self.spec.metric)
         for text in re.findall(rf"\b{name}\b['\"]?\s*[:=]?\s*({_NUMBER})", line, re.IGNORECASE):
             digits = text.lower().partition("e")[0].partition(".")[2]
             self.result.decimals = max(self.result.decimals, len(digits))
-            self._see("printed", float(text))
+            self._record_value("printed", float(text))
 
     # ---- what is replaced while the script runs -------------------------------------------------
 
@@ -174,7 +174,7 @@ class ScriptRun:
             stack.enter_context(_replaced(torch, "compile", self._compile))
             if self.spec.metric == "loss":
                 stack.enter_context(_replaced(torch.Tensor, "backward", self._backward()))
-            stack.enter_context(contextlib.redirect_stdout(_Lines(self._printed)))
+            stack.enter_context(contextlib.redirect_stdout(_LineReader(self._printed)))
             stack.callback(around_outermost_calls(self._module_call))
             stack.enter_context(self.graphs.active_if(self.spec.mode == "float64"))
             yield main.__dict__
@@ -185,7 +185,7 @@ class ScriptRun:
         @functools.wraps(own)
         def backward(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
             result = own(tensor, *args, **kwargs)
-            self._see("backward", tensor)
+            self._record_value("backward", tensor)
             return result
 
         return backward
@@ -240,7 +240,7 @@ _MARK = "__dicp_metric__"
 _real_compile = torch.compile
 
 
-class _Marked(ast.NodeTransformer):
+class _AssignmentReporter(ast.NodeTransformer):
     """Reports what is assigned to a name, by a call after each assignment."""
 
     def __init__(self, name: str) -> None:
@@ -262,7 +262,7 @@ class _Marked(ast.NodeTransformer):
     visit_Assign = visit_AugAssign = visit_AnnAssign = _assignment  # noqa: N815
 
 
-class _Lines(io.TextIOBase):
+class _LineReader(io.TextIOBase):
     """Hands each line that is written to a function; the end of a run shows nothing itself."""
 
     def __init__(self, see: Callable[[str], None]) -> None:

@@ -70,7 +70,7 @@ def _keep_part(config: pytest.Config, items: list[pytest.Item], name: str) -> No
     items[:] = [item for item in items if item.nodeid in kept]
 
 
-def _tell_old_tests(config: pytest.Config) -> None:
+def _set_module_options(config: pytest.Config) -> None:
     """Tests in the form of an earlier suite read the options when they are imported."""
     from dicp.testing.common.utils import Arguments, set_args
 
@@ -114,13 +114,13 @@ def pytest_configure(config: pytest.Config) -> None:
             setattr(config.option, f"dicp_{name}", "{1}:{0}".format(*sample.part(wanted)))
     logging.getLogger(TRACE_LOG).propagate = False  # else each failure prints its log
     counts.start(config)
-    _tell_old_tests(config)
+    _set_module_options(config)
     _find_operators_of_the_list(config)
     _use_testpaths_of_the_ini_file(config)
-    _use_a_cache_of_our_own(config)
+    _session_cache(config)
 
 
-def _use_a_cache_of_our_own(config: pytest.Config) -> None:
+def _session_cache(config: pytest.Config) -> None:
     """A session starts from an empty cache that its workers share, unless DICP_CACHE_DIR is set."""
     if is_set("DICP_CACHE_DIR") or hasattr(config, "workerinput"):
         return

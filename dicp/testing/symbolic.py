@@ -51,7 +51,7 @@ class Row:
 
     def changing(self) -> set[str]:
         """The parameters of the operator's schema that change between the calls."""
-        marks = [_Whole(n) if isinstance(n, int) else _Real(n) for n in self.numbers[0]]
+        marks = [_DistinctInt(n) if isinstance(n, int) else _Real(n) for n in self.numbers[0]]
         given = list(self.arguments(*self.inputs(), *marks))
         named = given.pop() if isinstance(given[-1], dict) else {}
         schema = [a.name for a in schema_of(self.op).arguments]  # type: ignore[attr-defined]
@@ -59,7 +59,7 @@ class Row:
         return {name for name, value in named.items() if _is_marked(value)}
 
 
-class _Whole(int):
+class _DistinctInt(int):
     """An integer that is told from others, to find its place among the arguments."""
 
 
@@ -70,7 +70,7 @@ class _Real(float):
 def _is_marked(value: Any) -> bool:
     if isinstance(value, (list, tuple)):
         return any(map(_is_marked, value))
-    return isinstance(value, (_Whole, _Real))
+    return isinstance(value, (_DistinctInt, _Real))
 
 
 def numeric_parameters(op: Any) -> set[str]:

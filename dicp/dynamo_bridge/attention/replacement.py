@@ -308,7 +308,7 @@ def nan_where_hidden(rw: Rewriter, rows: fx.Node, call: Any, mask: ScoreMask) ->
     """`rows`, a result of the fused `call` or its gradient, with NaN where all scores are -inf, or
     where eager adds the causal mask to a score of NaN or +inf."""
     if mask.replaced is not None:
-        rows = _nan_where(rw, _spoiled(rw, *mask.replaced), rows)
+        rows = _nan_where(rw, _has_nonfinite_score(rw, *mask.replaced), rows)
     known = attention_on(rw.context, rows).marks_hidden_rows is not None  # of a single operator
     if known and _marks_hidden_rows(rw, *call.args[:3]):
         row_max = rw(aten.unsqueeze.default, rw(operator.getitem, call, 1), -1)
@@ -319,7 +319,7 @@ def nan_where_hidden(rw: Rewriter, rows: fx.Node, call: Any, mask: ScoreMask) ->
     return _nan_where(rw, rw(aten.eq.Scalar, row_max, float("-inf")), rows)
 
 
-def _spoiled(rw: Rewriter, q: fx.Node, k: fx.Node) -> fx.Node:
+def _has_nonfinite_score(rw: Rewriter, q: fx.Node, k: fx.Node) -> fx.Node:
     """Whether a row has a score of NaN or +inf: one of its products with a number of some key is.
     The largest of these is that with the largest or with the smallest number in the column."""
     dtype = torch.promote_types(value_of(q).dtype, torch.float32)

@@ -204,7 +204,7 @@ def _pair(
 ) -> _Pair | None:
     """The attention `match` with its backward part, whose softmax backward is `last`."""
     scores = [n for n in match.nodes if n.target is aten.bmm.default and n is not product]
-    dropping = _dropping(match, last)
+    dropping = _through_dropout(match, last)
     if len(scores) != 1 or dropping is None:
         return None
     given, dropped = dropping
@@ -248,7 +248,7 @@ def _rounds_apart(node: fx.Node, out: fx.Node) -> bool:
     return rounded_source(node, out) is None
 
 
-def _dropping(match: Match, last: fx.Node) -> tuple[Any, set[fx.Node]] | None:
+def _through_dropout(match: Match, last: fx.Node) -> tuple[Any, set[fx.Node]] | None:
     """The gradient of the probabilities after dropout, and the nodes that apply the dropout mask.
 
     None where the backward part does not multiply it by the forward part's mask and 1 / (1 -

@@ -111,7 +111,7 @@ class _Canonicalizer:
     def _same(node: fx.Node, source: fx.Node) -> bool:
         return difference(node.meta["val"], source.meta.get("val")) is None
 
-    def respell(self, node: fx.Node, target: Any, args: tuple[Any, ...]) -> None:
+    def set_operator(self, node: fx.Node, target: Any, args: tuple[Any, ...]) -> None:
         """Rewrite `node` in place to another operator with the same value."""
         if node.target != target or node.args != args or node.kwargs:
             node.target, node.args, node.kwargs = target, args, {}
@@ -148,7 +148,7 @@ def _view(c: _Canonicalizer, node: fx.Node) -> Rewrite:
     # view(x, x.shape) = x;  view(view(x, _), s) = view(x, s) for row-major x
     source = node.args[0]
     if node.target is aten._unsafe_view.default:
-        c.respell(node, aten.view.default, node.args)
+        c.set_operator(node, aten.view.default, node.args)
     same = c.as_source(node, source)
     if same is not None or not isinstance(source, fx.Node):
         return same
@@ -168,7 +168,7 @@ def _permute(c: _Canonicalizer, node: fx.Node) -> Rewrite:
     source = node.args[0]
     if order is None or not isinstance(source, fx.Node):
         return None
-    c.respell(node, aten.permute.default, (source, order))
+    c.set_operator(node, aten.permute.default, (source, order))
     if order == sorted(order):
         return c.as_source(node, source)
     inner = permutation_of(source)
@@ -308,7 +308,7 @@ def _mul(c: _Canonicalizer, node: fx.Node) -> Rewrite:
     return c.as_copied(node, right) if _is_number(left, 1) else None
 
 
-def _right_one(c: _Canonicalizer, node: fx.Node) -> Rewrite:
+def _by_one(c: _Canonicalizer, node: fx.Node) -> Rewrite:
     if _is_complex(node) or node.kwargs.get("rounding_mode") is not None:
         return None
     return c.as_copied(node, node.args[0]) if _is_number(node.args[1], 1) else None
@@ -374,9 +374,9 @@ RULES: dict[Any, Rule] = {
     prims.convert_element_type.default: _cast,
     aten.mul.Tensor: _mul,
     aten.mul.Scalar: _mul,
-    aten.div.Tensor: _right_one,
-    aten.div.Scalar: _right_one,
-    aten.pow.Tensor_Scalar: _right_one,
+    aten.div.Tensor: _by_one,
+    aten.div.Scalar: _by_one,
+    aten.pow.Tensor_Scalar: _by_one,
     aten.add.Tensor: _add,
     aten.add.Scalar: _add,
     aten.sub.Tensor: _sub,

@@ -34,10 +34,10 @@ from dicp.loop.lowering.layout import (
     as_size,
     broadcast_shapes,
     is_injective,
+    normalized_strides,
     same_layout,
     sizes_of,
     strides_of,
-    tidy,
 )
 from dicp.loop.lowering.value import Value, single, symbolic_float
 from dicp.origin import Origin
@@ -335,7 +335,7 @@ class GraphBuilder:
         if strides is None or not is_injective(shape, tuple(strides)):
             strides = contiguous_strides(shape)
         out = self.pointwise(shape, value.dtype, value.at, strides)
-        self._force(out.ref)
+        self._mark_realized(out.ref)
         return out.ref
 
     def realize_to_read(self, value: Value, strides: Sequence[Size]) -> Ref:
@@ -355,13 +355,13 @@ class GraphBuilder:
         own = tuple(flat.coefficient(Var(i, s)) if s != 1 else 1 for i, s in enumerate(shape))
         if strides is not None and not same_layout(shape, own, tuple(strides)):
             return None
-        self._force(ref)
+        self._mark_realized(ref)
         # Libraries distinguish layouts by the strides of axes of size 1, too.
         asked = ref.strides if strides is None else tuple(strides)
         same = shape == ref.shape and same_layout(shape, own, ref.strides)
         if same and flat.const == 0 and asked == ref.strides:
             return ref
-        exact = tuple(strides) if strides is not None else tidy(shape, own)
+        exact = tuple(strides) if strides is not None else normalized_strides(shape, own)
         return Ref(self._name("v"), shape, ref.dtype, exact, "alias", flat.const, base=ref)
 
     def _before_copy(self, value: Value) -> Value | None:
@@ -375,7 +375,7 @@ class GraphBuilder:
         source = Value(body.ref, value.ref.shape, body.coords)
         return Value(body.ref, value.shape, source.place(value.coords))
 
-    def _force(self, ref: Ref) -> None:
+    def _mark_realized(self, ref: Ref) -> None:
         if isinstance(ref.root.producer, Compute):
             ref.root.producer.realize = True
 

@@ -89,7 +89,7 @@ def same_layout(shape: Sequence[Size], a: Sequence[Size], b: Sequence[Size]) -> 
     return all(s == 1 or x == y for s, x, y in zip(shape, a, b, strict=True))
 
 
-def tidy(shape: Sequence[Size], strides: Sequence[Size]) -> tuple[Size, ...]:
+def normalized_strides(shape: Sequence[Size], strides: Sequence[Size]) -> tuple[Size, ...]:
     """`strides`, with those of size-1 axes set as in a contiguous tensor of this axis order."""
     result = list(strides)
     step: Size = 1

@@ -59,14 +59,14 @@ for _op in (
     LIBRARY.add(_op, plain(_op), "library")
 
 
-def as_it_is(lw: Lowering, *args: Any, **kwargs: Any) -> Any:
+def library_call(lw: Lowering, *args: Any, **kwargs: Any) -> Any:
     """Calls PyTorch's operator, which allocates its results."""
     assert lw.node is not None
     return lw.eager(lw.node)
 
 
 # An assertion raises its error from the host.
-LIBRARY.add(aten._assert_async, as_it_is, "library")
+LIBRARY.add(aten._assert_async, library_call, "library")
 
 
 def rows_of(lw: Lowering, value: Value) -> Ref:

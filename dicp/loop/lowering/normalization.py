@@ -13,7 +13,7 @@ from dicp.loop.ir.expr import Expr, apply, cast
 from dicp.loop.ir.index import Size, floordiv, mod, normal, quotient
 from dicp.loop.lowering.core import Lowering, Value
 from dicp.loop.lowering.layout import sizes_of
-from dicp.loop.lowering.reduction import count_of, moments, spread, total, wide
+from dicp.loop.lowering.reduction import broadcast_in_memory, count_of, moments, total, wide
 from dicp.loop.thresholds import FEW_CHANNELS
 from dicp.rules import RuleTable
 from dicp.torch_private import HOST, floor_division, remainder
@@ -255,7 +255,7 @@ def native_group_norm(
     shape = (n, groups)
     stats = [mu, inv]
     if first:
-        stats = [spread(lw, v, (*grouped.shape[:3], 1)) for v in stats]
+        stats = [broadcast_in_memory(lw, v, (*grouped.shape[:3], 1)) for v in stats]
     y = _scale_shift(lw, grouped, stats[0], stats[1], w, b, x.dtype)
     return (
         _ungrouped(lw, y, x.shape),
@@ -320,7 +320,7 @@ def native_group_norm_backward(
     m, r = (lw.cast(lw.reshape(v, stats), dtype) for v in (mu, inv))
     first = mask[0] and _is_channels_last(lw.meta(0))
     if first:
-        m, r = (spread(lw, v, (*xg.shape[:3], 1)) for v in (m, r))
+        m, r = (broadcast_in_memory(lw, v, (*xg.shape[:3], 1)) for v in (m, r))
     middle = lw.cast(_mean_of(xg, [2, 3], m), dtype)
     scale = [] if w is None else [w]
 
@@ -345,7 +345,7 @@ def native_group_norm_backward(
         count = lw.scalar(count_of(xg, [2, 3]), dtype)
         means = [lw.map(lambda s: s / count, total(lw, scaled(v), [2, *rest], dtype)) for v in sums]
         if first:
-            means = [spread(lw, mean, (*xg.shape[:3], 1)) for mean in means]
+            means = [broadcast_in_memory(lw, mean, (*xg.shape[:3], 1)) for mean in means]
         dx = lw.map(
             lambda gw, m1, xh, m2, r: cast((gw - m1 - xh * m2) * r, x.dtype),
             scaled(gg), means[0], normalized(), means[1], r, dtype=x.dtype,

@@ -155,7 +155,7 @@ REDUCTION.update({
 })  # fmt: skip
 
 
-def spread(lw: Lowering, value: Value, shape: Sequence[Size]) -> Value:
+def broadcast_in_memory(lw: Lowering, value: Value, shape: Sequence[Size]) -> Value:
     """`value` broadcast to `shape`, in memory: loops that read it beside others become one."""
     copy = lw.pointwise(shape, value.dtype, value.broadcast_at)
     return lw.value_of(lw.realize(copy))
@@ -186,7 +186,7 @@ def moments(
     quotient = lw.map(lambda s: s / size, summed(lambda idx: cast(x.at(idx), dtype)))
     if first:
         shape = [1 if axis in first else length for axis, length in enumerate(x.shape)]
-        quotient = spread(lw, quotient, shape)
+        quotient = broadcast_in_memory(lw, quotient, shape)
 
     def distance(idx: tuple[Index, ...]) -> Expr:
         return cast(x.at(idx), dtype) - quotient.broadcast_at(idx)

@@ -121,15 +121,17 @@ def _in_slices(
     )
     leader = lw.pointwise((count,), torch.int64, lambda idx: leaders.at([place(idx[0])]))
 
-    def at_leader(idx: tuple[Index, ...]) -> Sequence[Index]:
+    def at_first_of_group(idx: tuple[Index, ...]) -> Sequence[Index]:
         return [*idx[:dim], proven(leader.at([idx[dim]]), count), *idx[dim + 1 :]]
 
     copies = lw.pointwise(shape, torch.float32, lambda idx: cast(x.at(target(idx)), torch.float32))
     totals = scattered(
         lw, copies, shape,
-        lambda idx: ir.opmath(body(idx), torch.float32), at_leader, op,
+        lambda idx: ir.opmath(body(idx), torch.float32), at_first_of_group, op,
     )  # fmt: skip
-    sums = lw.pointwise(shape, x.dtype, lambda idx: cast(totals.at(at_leader(idx)), x.dtype))
+    sums = lw.pointwise(
+        shape, x.dtype, lambda idx: cast(totals.at(at_first_of_group(idx)), x.dtype)
+    )
     assert isinstance(sums.ref.producer, Compute)
     sums.ref.producer.realize = True  # a kernel with both indices would run along them
     return scattered(lw, x, shape, sums.at, target)

@@ -7,17 +7,17 @@ from typing import Any
 from dicp.graphop.padding import (
     Check,
     Refusal,
+    allows_padding,
     along,
-    anything,
     division,
     images,
     is_padded,
     joined,
     last,
     padding_refusal,
+    refused_if,
     reshaped,
     sliced,
-    unless,
 )
 from dicp.graphop.program import Graph, Node, Value
 from dicp.vendor.ascend.prototypes import POINTWISE
@@ -43,7 +43,7 @@ def _known(node: Node, port: str) -> list[Any]:
 def _product(node: Node) -> Refusal:
     left = _value(node, "x1").shape
     flag = node.attrs.get("transpose_x1", node.attrs.get("adj_x1", False))
-    return unless(is_padded(left[-2 if flag else -1]), "adds up along a padded dimension")
+    return refused_if(is_padded(left[-2 if flag else -1]), "adds up along a padded dimension")
 
 
 def _slice(node: Node) -> Refusal:
@@ -64,7 +64,7 @@ def _gather(node: Node) -> Refusal:
     moves = ("Reshape", "Transpose", "Cast", "Identity", "BroadcastTo")
     while index.node.kind in moves or index.node.checks:
         index = index.node.operands()[0]
-    return unless(padded and index.node.kind != "input", "looks up places that are computed")
+    return refused_if(padded and index.node.kind != "input", "looks up places that are computed")
 
 
 def _attention(node: Node) -> Refusal:
@@ -74,18 +74,20 @@ def _attention(node: Node) -> Refusal:
     if any(is_padded(v.shape[d]) for v in (key, _value(node, "query")) for d in rest):
         return "has padded heads"
     ahead = node.attrs.get("next_tokens", node.attrs.get("next_tockens"))
-    return unless(is_padded(key.shape[rows]) and ahead != 0, "attends to padded keys")
+    return refused_if(is_padded(key.shape[rows]) and ahead != 0, "attends to padded keys")
 
 
 def _range(node: Node) -> Refusal:
     fixed = all(_value(node, port).node.kind == "const" for port in ("start", "delta"))
-    return unless(not fixed, "has a start or step that is a size")
+    return refused_if(not fixed, "has a start or step that is a size")
 
 
 CHECKS: dict[str, Check] = {
-    **dict.fromkeys(POINTWISE, anything),
+    **dict.fromkeys(POINTWISE, allows_padding),
     **dict.fromkeys(("FloorDiv", "FloorMod", "Mod", "TruncateDiv", "RealDiv"), division),
-    **dict.fromkeys(("Transpose", "BroadcastTo", "Fill", "Identity", "Pack", "BNInfer"), anything),
+    **dict.fromkeys(
+        ("Transpose", "BroadcastTo", "Fill", "Identity", "Pack", "BNInfer"), allows_padding
+    ),
     **dict.fromkeys(
         ("ReduceSum", "ReduceMean", "ReduceMax", "ReduceMin", "ReduceProd", "ReduceAny",
          "ReduceAll"), along(lambda node: _known(node, "axes"))),
@@ -96,7 +98,7 @@ CHECKS: dict[str, Check] = {
     **dict.fromkeys(("RmsNorm", "AddRmsNorm"), last(lambda node: _value(node, "gamma").ndim)),
     **dict.fromkeys(("AddLayerNorm", "RotaryMul"), last(lambda node: 1)),
     **dict.fromkeys(("SwiGlu", "SwiGluGrad"), along(lambda node: [node.attrs["dim"]])),
-    "RepeatInterleave": anything,
+    "RepeatInterleave": allows_padding,
     "ConcatD": joined("concat_dim"),
     "SplitVD": along(lambda node: [node.attrs["split_dim"]]),
     "Unpack": along(lambda node: [node.attrs["axis"]]),

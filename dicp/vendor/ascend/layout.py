@@ -66,7 +66,7 @@ class _Layout:
         self.readers: dict[Value, list[Node]] = defaultdict(list)
 
     def run(self, graph: Graph) -> Graph:
-        self._look_around(graph)
+        self._find_readers(graph)
         self.builder.nodes = made = []
         for node in graph.nodes:
             if node.kind in LEAVES:
@@ -84,7 +84,7 @@ class _Layout:
         kept = remove_dead(items, [result.slot for result in results])
         return Graph(graph.name, [item for item in kept if isinstance(item, Node)], results)
 
-    def _look_around(self, graph: Graph) -> None:
+    def _find_readers(self, graph: Graph) -> None:
         for node in graph.operators:
             for port, operand in node.inputs.items():
                 if isinstance(operand, Value) and DEMANDS.get((node.kind, port)) == IMAGE:

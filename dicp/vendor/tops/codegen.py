@@ -111,7 +111,7 @@ def _lines(node: Node, names: Mapping[Node, str]) -> list[str | Text]:
         if isinstance(operand, Value):
             arguments.append(value_name(operand, names))
         else:
-            arguments.append(_braced(value_name(v, names) for v in operand))
+            arguments.append(_initializer_list(value_name(v, names) for v in operand))
     arguments += [_attr(node, spec) for spec in prototype.attrs]
     if len(node.outputs) == 1:
         lines = [_made(name, node.kind, arguments)]
@@ -146,28 +146,30 @@ def _attr(node: Node, spec: AttrSpec) -> str | Text:
         case "String":
             return json.dumps(value)
         case "ListString":
-            return _braced(json.dumps(v) for v in value)
+            return _initializer_list(json.dumps(v) for v in value)
         case "ListInt":
-            return _braced(map(size_part, value))
+            return _initializer_list(map(size_part, value))
         case "Lists":
             items = [
-                _braced(map(size_part, v)) if isinstance(v, (list, tuple)) else size_part(v)
+                _initializer_list(map(size_part, v))
+                if isinstance(v, (list, tuple))
+                else size_part(v)
                 for v in value
             ]
             struct_name = STRUCTS.get(node.kind) if spec.name == "dims" else None
             if struct_name is None:
-                return _braced(items)
+                return _initializer_list(items)
             return Text.of(f"builder::{struct_name}(", joined(", ", items), ")")
     return Text.of(size_part(value))
 
 
 def _type(value: Value) -> Text:
     element = f"PrimitiveType::{DTYPES[value.dtype]}()"
-    sizes = [_braced(map(size_part, value.shape)), ", "] if value.ndim else []
+    sizes = [_initializer_list(map(size_part, value.shape)), ", "] if value.ndim else []
     return Text.of("Type(", *sizes, element, ")")
 
 
-def _braced(items: Iterable[object]) -> Text:
+def _initializer_list(items: Iterable[object]) -> Text:
     return Text.of("{", joined(", ", items), "}")
 
 

@@ -11,8 +11,8 @@ from dicp.graphop.builder import Builder
 from dicp.graphop.flattened import Flow
 from dicp.graphop.padding import (
     Check,
+    allows_padding,
     along,
-    anything,
     division,
     highest,
     images,
@@ -62,7 +62,7 @@ MASKS: dict[str, Rewrite] = {
 """By operator: its operands masked where it works along a padded dimension."""
 CHECKS: dict[str, Check] = {
     **dict.fromkeys((*ELEMENTWISE, *MASKS, "BroadcastInDim", "Gather", "Iota", "Reshape",
-                      "Transpose"), anything),
+                      "Transpose"), allows_padding),
     **dict.fromkeys(("Conv2D", "MaxPool2D"), images),
     "Concatenate": joined("axis"),
     "Div": division,

@@ -127,7 +127,7 @@ def _hidden(g: Ge, q: Value, k: Value, is_causal: bool, mask: Value | None) -> H
     """The mask as the fused operators take it; None for one that adds to the scores, or replaces
     them by a finite number."""
     rows, columns = q.shape[2], k.shape[2]
-    spoiled = None if mask is None or _replaces(mask) else _spoiled(g, q, k)
+    spoiled = None if mask is None or _replaces(mask) else _has_nonfinite_score(g, q, k)
     if mask is not None and mask.dtype == torch.uint8:
         return None
     if is_causal:
@@ -148,7 +148,7 @@ def _hidden(g: Ge, q: Value, k: Value, is_causal: bool, mask: Value | None) -> H
     return replace(hidden, spoiled=spoiled)
 
 
-def _spoiled(g: Ge, q: Value, k: Value) -> Value:
+def _has_nonfinite_score(g: Ge, q: Value, k: Value) -> Value:
     """Whether a row has a score of NaN or +inf: one of its products with a number of some key is.
     The largest of these is that with the largest or with the smallest number in the column."""
 
@@ -216,10 +216,10 @@ def _inference(
     else:
         reach = {"pre_tokens": EVERY_TOKEN, "next_tokens": hidden.after}
         out = g.op(kind, q, k, v, None, hidden.mask, **attrs, **reach)
-    return _mended(g, out, hidden, 0.0)
+    return _with_hidden_rows(g, out, hidden, 0.0)
 
 
-def _mended(g: Ge, rows: Value, hidden: Hidden, of_blind: float) -> Value:
+def _with_hidden_rows(g: Ge, rows: Value, hidden: Hidden, of_blind: float) -> Value:
     """A result of fused attention, where a row that sees no key has the value `of_blind`."""
     if hidden.blind is not None:
         rows = g.where(hidden.blind, of_blind, rows, rows.dtype)
@@ -242,8 +242,8 @@ def _training(
     none = without_keys(g, first[0])
     blind = none if hidden.blind is None else g.op("LogicalOr", none, hidden.blind)
     hidden = replace(hidden, blind=blind)
-    logsum = _mended(g, g.add(g.op("Log", first[1]), first[0]), hidden, -math.inf)
-    return _mended(g, out, hidden, 0.0), g.squeeze(logsum, [3])
+    logsum = _with_hidden_rows(g, g.add(g.op("Log", first[1]), first[0]), hidden, -math.inf)
+    return _with_hidden_rows(g, out, hidden, 0.0), g.squeeze(logsum, [3])
 
 
 def _training_backward(

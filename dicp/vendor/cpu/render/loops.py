@@ -125,7 +125,7 @@ class Loops(Strips, Generic[F]):
         """The body of the kernel's function after its arguments."""
         raise NotImplementedError
 
-    def _for(self, var: Var, bounds: tuple[str, str] | None = None) -> str:
+    def _for_header(self, var: Var, bounds: tuple[str, str] | None = None) -> str:
         low, high = bounds or ("0", self.size(var.size))
         name = var.key
         return f"for (int64_t {name} = {low}; {name} < {high}; ++{name})"
@@ -133,7 +133,11 @@ class Loops(Strips, Generic[F]):
     def _loop(
         self, var: Var, body: Scope, indent: int, bounds: tuple[str, str] | None = None
     ) -> list[str]:
-        return [f"{margin(indent)}{self._for(var, bounds)} {{", *body.lines, f"{margin(indent)}}}"]
+        return [
+            f"{margin(indent)}{self._for_header(var, bounds)} {{",
+            *body.lines,
+            f"{margin(indent)}}}",
+        ]
 
     def _inner_loop(
         self, stmts: Sequence[Stmt], var: Var, indent: int, pragma: Sequence[str],
@@ -256,7 +260,7 @@ class Loops(Strips, Generic[F]):
         lines = []
         for depth, var in enumerate(loops):
             bounds = first_bounds if depth == 0 else None
-            lines.append(f"{margin(indent + depth)}{self._for(var, bounds)} {{")
+            lines.append(f"{margin(indent + depth)}{self._for_header(var, bounds)} {{")
         closing = [f"{margin(indent + depth)}}}" for depth in reversed(range(len(loops)))]
         return [*lines, *inner, *closing]
 

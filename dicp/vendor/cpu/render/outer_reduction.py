@@ -161,7 +161,7 @@ class ColumnsWriter(Loops[Columns]):
         own, bounds = margin(depth), tile if block is None else ("start", "end")
         loop = [
             f"{own}#pragma omp simd",
-            f"{own}{self._for(column, bounds)} {{",
+            f"{own}{self._for_header(column, bounds)} {{",
             *(f"{own}  {VALUE_TYPE[s.dtype]} rows_{s.name} = 0;" for s in sums),
             *inside,
             *(f"{own}  column_{s.name}[{column.key} - tile] += rows_{s.name};" for s in sums),

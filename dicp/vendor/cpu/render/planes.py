@@ -105,7 +105,7 @@ class PlanesWriter(Passes[Planes]):
         return [
             *("  " + self._allocated("float", name, str(row.size)) for name in arrays.values()),
             f"  for (int64_t plane = 0; plane < {image.size}; ++plane)",
-            f"    {self._for(row)} {{",
+            f"    {self._for_header(row)} {{",
             f"      const int64_t at = plane * {row.size} + {row.key};",
             f"      const double d = {middle} - (double){mean};",
             f"      const double away = {rest}[at] + {inner.size} * d;",
@@ -113,7 +113,7 @@ class PlanesWriter(Passes[Planes]):
             f"      {rest}[{row.key}] = plane ? {rest}[{row.key}] + away : away;",
             f"      {squares}[{row.key}] = plane ? {squares}[{row.key}] + all : all;",
             "    }",
-            f"  {self._for(row)} {{",
+            f"  {self._for_header(row)} {{",
             *(f"    {name}[{row.key}] = (float){values[stmt]};" for stmt, name in arrays.items()),
             "  }",
         ]

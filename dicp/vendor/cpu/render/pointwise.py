@@ -96,7 +96,7 @@ class TransposedWriter(Loops[Transposed]):
         loop = self._inner_loop(part.stmts, last, row_scope.indent, pragma, limits)
         self.pop(row_scope)
         return [
-            *base.lines, f"{margin(base.indent)}{self._for(crossing, ('tile0', 'end0'))} {{",
+            *base.lines, f"{margin(base.indent)}{self._for_header(crossing, ('tile0', 'end0'))} {{",
             *row_scope.lines, *loop, f"{margin(base.indent)}}}",
         ]  # fmt: skip
 

@@ -73,7 +73,7 @@ class JammedScansWriter(Loops[JammedScans]):
                 f"{pad}{accumulator_type(s)} row{k}_{s.name} = {start_value(s.op, s.dtype)};"
                 for s in running
             ]
-        lines.append(f"{pad}{self._for(kernel.reduction[0])} {{")
+        lines.append(f"{pad}{self._for_header(kernel.reduction[0])} {{")
         for k in range(jam):
             names = [f"{accumulator_type(s)}& {local(s.name)} = row{k}_{s.name};" for s in running]
             lines += [f"{pad}  {{", f"{pad}    const int64_t {last.key} = first + {k};",

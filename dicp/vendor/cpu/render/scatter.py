@@ -32,7 +32,7 @@ class ScatteredWriter(Loops[Scattered]):
                 f"high = (chunk + 1) * {size} / d_strips({size});",
             ]
         for depth, var in enumerate(rows[:-1]):
-            lines.append(f"{margin(base + depth)}{self._for(var)} {{")
+            lines.append(f"{margin(base + depth)}{self._for_header(var)} {{")
         lines += inner
         lines += [f"{margin(base + depth)}}}" for depth in reversed(range(len(rows) - 1))]
         lines += ["  }"] if owned else []
@@ -55,7 +55,7 @@ class ByDestinationWriter(Loops[ByDestination]):
             "  " + self._allocated("int64_t", "listed", rows),
             "  " + self._allocated("int64_t", "places", rows),
             f"  for (int64_t place = 0; place <= {places}; ++place) first[place] = 0;",
-            f"  {self._for(row)} {{", *head.lines,
+            f"  {self._for_header(row)} {{", *head.lines,
             f"    places[{row.key}] = {at};", f"    ++first[{at}];", "  }",
             f"  for (int64_t place = 1; place <= {places}; ++place)",
             "    first[place] += first[place - 1];",
@@ -75,7 +75,7 @@ class ByDestinationWriter(Loops[ByDestination]):
             lines += self._added_together(count)
         if self.kernel.fresh:
             target = self._at_place()
-            lines.append(f"    if (!begun) {self._for(last)} {target} = 0;")
+            lines.append(f"    if (!begun) {self._for_header(last)} {target} = 0;")
         return [*lines, "  }", "  }"]
 
     def _added_together(self, count: int) -> list[str]:
@@ -90,7 +90,7 @@ class ByDestinationWriter(Loops[ByDestination]):
         self.pop(outer)
         lines = [
             f"    {'while' if count == self.form.together[0] else 'if'} (next + {count} <= end) {{",
-            "      #pragma omp simd", f"      {self._for(last)} {{",
+            "      #pragma omp simd", f"      {self._for_header(last)} {{",
             f"        {ctype} sum = {old};",
         ]  # fmt: skip
         for k in range(count):

@@ -142,7 +142,11 @@ class ShortRowsWriter(Loops[ShortRows]):
     def _loop_of(
         self, element: Var, lines: list[str], depth: int, bounds: tuple[str, str] | None = None
     ) -> list[str]:  # fmt: skip
-        return [f"{margin(depth)}{self._for(element, bounds)} {{", *lines, f"{margin(depth)}}}"]
+        return [
+            f"{margin(depth)}{self._for_header(element, bounds)} {{",
+            *lines,
+            f"{margin(depth)}}}",
+        ]
 
     def _in_blocks(
         self, element: Var, lines: list[str], long: list[Reduce], depth: int

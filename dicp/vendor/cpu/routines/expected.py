@@ -55,7 +55,7 @@ def expected_groups(
         if "grouped_mm" in str(_operator(node)):
             called = ("product_grouped",)
         elif called == ("product",):
-            ours = _is_ours(node, value, past_blas)
+            ours = _has_own_kernel(node, value, past_blas)
             called = _groups_of_product(node, value, train) if ours else ()
         names: Iterable[str] = _with_gradients(called, train)
         if _operator(node) in CONVOLUTIONS:
@@ -86,7 +86,9 @@ def _groups_of_product(node: fx.Node, out: torch.Tensor, train: bool) -> tuple[s
     return kind, "product", variant(out.dtype, rows, sizes[0], steps[::-1], _in_first_call)
 
 
-def _is_ours(node: fx.Node, out: torch.Tensor, past_blas: Callable[[ShapeClass], bool]) -> bool:
+def _has_own_kernel(
+    node: fx.Node, out: torch.Tensor, past_blas: Callable[[ShapeClass], bool]
+) -> bool:
     """Whether our kernel computes a product: in batches, with an activation, or past BLAS."""
     if out.ndim < 2:
         return False

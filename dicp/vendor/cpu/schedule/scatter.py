@@ -31,7 +31,7 @@ class Scatter(Chooser):
             return form.ByDestination(store=store, place=place, together=TOGETHER)
         last, stores = rows[-1], self.kernel.stores()
         owned = last.size != 1 and all(_owns(s.index, last) for s in stores)
-        apart = not owned and len(rows) > 1 and all(_keeps_apart(s.index, rows[0]) for s in stores)
+        apart = not owned and len(rows) > 1 and all(_is_injective(s.index, rows[0]) for s in stores)
         return form.Scattered(self.team(rows) if owned or apart else None, owned)
 
     def _destination(self) -> tuple[Store, Indirect] | None:
@@ -70,7 +70,7 @@ def _enough_places(place: Indirect, row: Var, last: Var) -> bool:
     return row.size * last.size >= PARALLEL_COST and not few
 
 
-def _keeps_apart(index: Index, var: Var) -> bool:
+def _is_injective(index: Index, var: Var) -> bool:
     """Whether distinct values of `var` store to distinct blocks of memory, for any index values."""
     step = index.coefficient(var)
     rest = Index(index.const, tuple(t for t in index.terms if t[0] != var))
