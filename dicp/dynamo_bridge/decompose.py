@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from functools import lru_cache
 from typing import Any
@@ -16,23 +16,13 @@ from dicp.domains import DOMAINS, outside_domain
 from dicp.dynamo_bridge.checked_values import CHECKED_VALUES, with_assertions
 from dicp.dynamo_bridge.interpolation import GRADIENTS, interpolate, unless_of_bytes
 from dicp.dynamo_bridge.memory_formats import (
-    AS_GRADIENT,
     AS_INPUT,
-    BATCH_NORMS,
-    CONTIGUOUS,
     FOLLOWS,
-    OF_BOTH,
-    OF_GRADIENT,
-    ORDERED,
+    LAYOUTS,
     in_format_of_input,
-    in_memory_format,
-    like_gradient,
-    of_contiguous_operands,
     roll_of_slices,
-    with_strides_of_both,
-    with_strides_of_gradient,
+    with_layout,
     with_strides_of_input,
-    without_repetition,
 )
 from dicp.dynamo_bridge.own_decompositions import (
     CONVERTED,
@@ -83,14 +73,6 @@ MUTATING = DECOMPOSED_BY_WRITING | {
 UNTRACEABLE = frozenset({aten.bucketize.Scalar})
 """Operators whose decomposition makes a constant tensor that tracing treats as unknown data."""
 
-WRAPPED: tuple[tuple[Callable[..., Any], Iterable[OpOverload]], ...] = (
-    (in_one_dtype, MIXED), (in_memory_format, BATCH_NORMS), (in_format_of_input, FOLLOWS),
-    (of_contiguous_operands, CONTIGUOUS), (with_strides_of_both, OF_BOTH),
-    (with_strides_of_gradient, OF_GRADIENT), (without_repetition, ORDERED),
-    (like_gradient, AS_GRADIENT),
-)  # fmt: skip
-"""Functions of an operator and its decomposition, None where it is left whole, and of which."""
-
 
 @lru_cache(maxsize=32)
 def decompositions(
@@ -115,9 +97,12 @@ def decompositions(
     table.setdefault(aten.native_dropout.default, no_dropout)
     table.setdefault(aten.complex.default, broadcast_complex)
     table.setdefault(aten.ldexp.Tensor, ldexp_of_number)
-    for wrapped, ops in WRAPPED:
-        for op in ops:
-            table[op] = wrapped(op, table.get(op))
+    for op in MIXED:
+        table[op] = in_one_dtype(op, table.get(op))
+    for op in FOLLOWS:
+        table[op] = in_format_of_input(op, table.get(op))
+    for op, layout in LAYOUTS.items():
+        table[op] = with_layout(op, layout, table.get(op))
     table[aten.roll.default] = roll_of_slices(table.get(aten.roll.default))
     for op in AS_INPUT.keys() & table.keys():
         table[op] = with_strides_of_input(op, table[op])

@@ -1,8 +1,12 @@
-"""Memory formats of results and gradients for which PyTorch's inference says others than eager."""
+"""Memory formats of results and gradients for which PyTorch's inference says others than eager.
+
+Most are mended by their operands: an operator in `LAYOUTS` is called with copies of them for which
+PyTorch's inference gives eager's strides, where these differ from the ones that it was called with.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -12,6 +16,26 @@ from dicp.dtypes import REDUCED_FLOATS
 from dicp.torch_private import HOST, OpOverload
 
 aten = torch.ops.aten
+
+Operands = Sequence[Any]
+Layout = Callable[[OpOverload, Operands], Operands | None]
+"""The operands of an operator, copied to other strides; None where they have these."""
+
+
+def with_layout(
+    op: OpOverload, layout: Layout, rule: Callable[..., Any] | None
+) -> Callable[..., Any]:
+    """`rule` for operands that `layout` leaves alone, the operator for others; None for a rule
+    leaves the operator whole."""
+
+    def laid_out(*args: Any, **kwargs: Any) -> Any:
+        operands = layout(op, args)
+        if operands is None:
+            return rule(*args, **kwargs) if rule else NotImplemented
+        return op(*operands, **kwargs)
+
+    return laid_out
+
 
 BATCH_NORMS: dict[OpOverload, int] = {
     aten.native_batch_norm.default: 0,
@@ -56,23 +80,20 @@ def _batch_norm_format(*tensors: Tensor) -> torch.memory_format:
     return suggested if x is None or any(each != suggested for each in grad) else x
 
 
-def in_memory_format(op: OpOverload, rule: Callable[..., Any] | None) -> Callable[..., Any]:
-    """`rule` for a batch norm whose input may have any strides; None leaves it whole.
+def _in_memory_format(op: OpOverload, args: Operands) -> Operands | None:
+    """A batch norm's input, after the result's gradient if it is a gradient, in one memory format.
 
     PyTorch's inference says that the result and the gradient have the strides of the input and of
     the result's gradient; eager's on the host are dense, in one of two memory formats.
     """
-    place = BATCH_NORMS[op]  # the result's gradient is before it
-
-    def norm(*args: Any, **kwargs: Any) -> Any:
-        tensors, rest = args[: place + 1], args[place + 1 :]
-        wanted = _batch_norm_format(*tensors)
-        laid_out = all(x.is_contiguous(memory_format=wanted) for x in tensors)
-        if laid_out or args[place].device.type != HOST:
-            return rule(*args, **kwargs) if rule else NotImplemented
-        return op(*(x.contiguous(memory_format=wanted) for x in tensors), *rest, **kwargs)
-
-    return norm
+    place = BATCH_NORMS[op]
+    tensors, rest = args[: place + 1], args[place + 1 :]
+    wanted = _batch_norm_format(*tensors)
+    if tensors[-1].device.type != HOST or all(
+        x.is_contiguous(memory_format=wanted) for x in tensors
+    ):
+        return None
+    return [*(x.contiguous(memory_format=wanted) for x in tensors), *rest]
 
 
 FOLLOWS: dict[OpOverload, int] = {
@@ -129,17 +150,12 @@ CONTIGUOUS = (
 """Operators whose results eager makes contiguous, whatever strides the operands have."""
 
 
-def of_contiguous_operands(op: OpOverload, rule: Callable[..., Any] | None) -> Callable[..., Any]:
-    """`rule`, whose results have the strides of its operands; None leaves it whole."""
-
-    def contiguous(*args: Any, **kwargs: Any) -> Any:
-        tensors = [z for z in args if isinstance(z, Tensor)]
-        elsewhere = op in ON_HOST and tensors[0].device.type != HOST
-        if elsewhere or all(z.is_contiguous() for z in tensors):
-            return rule(*args, **kwargs) if rule else NotImplemented
-        return op(*(z.contiguous() if isinstance(z, Tensor) else z for z in args), **kwargs)
-
-    return contiguous
+def _contiguous(op: OpOverload, args: Operands) -> Operands | None:
+    tensors = [z for z in args if isinstance(z, Tensor)]
+    elsewhere = op in ON_HOST and tensors[0].device.type != HOST
+    if elsewhere or all(z.is_contiguous() for z in tensors):
+        return None
+    return [z.contiguous() if isinstance(z, Tensor) else z for z in args]
 
 
 AS_INPUT: dict[OpOverload, int] = {
@@ -175,32 +191,28 @@ FLOATING = frozenset({aten.copysign.Tensor, aten.special_xlog1py.default, aten.x
 """Operators of two integers that eager converts to floats before it orders their strides."""
 
 
-def with_strides_of_both(op: OpOverload, rule: Callable[..., Any] | None) -> Callable[..., Any]:
-    """`rule` of two operands, which are copied to the result's strides where theirs differ.
+def _in_common_strides(op: OpOverload, args: Operands) -> Operands | None:
+    """Both operands in the result's strides, where theirs differ.
 
     Without copies: operands of bool, for which the inference is right.
     """
+    from dicp.dynamo_bridge.analysis.values import (  # sympy, which the device does not need
+        is_contiguous,
+        shape_of,
+        strides_of,
+    )
 
-    def strided(x: Any, y: Any, **kwargs: Any) -> Any:
-        from dicp.dynamo_bridge.analysis.values import (  # sympy, which the device does not need
-            is_contiguous,
-            shape_of,
-            strides_of,
-        )
-
-        tensors = [z for z in (x, y) if isinstance(z, Tensor)]
-        differ = len({(shape_of(z), strides_of(z)) for z in tensors}) > 1
-        plain = all(z.dtype == torch.bool or is_contiguous(z) for z in tensors)
-        if not differ or plain:
-            return rule(x, y, **kwargs) if rule else NotImplemented
-        common = torch.result_type(x, y)  # a tensor without dimensions does not promote it
-        if op in FLOATING and not common.is_floating_point:
-            return op(*(z.to(torch.get_default_dtype()) for z in (x, y)), **kwargs)
-        like = torch.empty_like(aten.eq.Tensor(x, y))
-        laid_out = (torch.empty_like(like, dtype=z.dtype if z.dim() else common) for z in (x, y))
-        return op(*map(aten.copy.default, laid_out, (x, y)), **kwargs)
-
-    return strided
+    x, y = args
+    tensors = [z for z in args if isinstance(z, Tensor)]
+    differ = len({(shape_of(z), strides_of(z)) for z in tensors}) > 1
+    if not differ or all(z.dtype == torch.bool or is_contiguous(z) for z in tensors):
+        return None
+    common = torch.result_type(x, y)  # a tensor without dimensions does not promote it
+    if op in FLOATING and not common.is_floating_point:
+        return [z.to(torch.get_default_dtype()) for z in args]
+    like = torch.empty_like(aten.eq.Tensor(x, y))
+    laid_out = (torch.empty_like(like, dtype=z.dtype if z.dim() else common) for z in args)
+    return list(map(aten.copy.default, laid_out, args))
 
 
 OF_GRADIENT = (
@@ -212,22 +224,19 @@ OF_GRADIENT = (
 result's gradient first."""
 
 
-def with_strides_of_gradient(op: OpOverload, rule: Callable[..., Any] | None) -> Callable[..., Any]:
-    """`rule`, of an input that is copied to the gradient's strides where they are not foretold."""
+def _gradient_first(op: OpOverload, args: Operands) -> Operands | None:
+    """The input in the strides of the gradient that comes before it."""
+    # It imports sympy, which the device does not need.
+    from dicp.dynamo_bridge.analysis.values import strides_of
 
-    def ordered(grad: Tensor, *args: Any) -> Any:
-        # It imports sympy, which the device does not need.
-        from dicp.dynamo_bridge.analysis.values import strides_of
-
-        x = next(z for z in args if isinstance(z, Tensor))
-        if strides_of(grad) != strides_of(x):
-            actual, foretold = (aten.eq.Tensor(*pair) for pair in ((grad, x), (x, grad)))
-            if strides_of(actual) != strides_of(foretold):
-                copy = aten.copy.default(torch.empty_like(actual, dtype=x.dtype), x)
-                return op(grad, *(copy if z is x else z for z in args))
-        return rule(grad, *args) if rule else NotImplemented
-
-    return ordered
+    grad, x = [z for z in args if isinstance(z, Tensor)][:2]
+    if strides_of(grad) == strides_of(x):
+        return None
+    actual, inferred = (aten.eq.Tensor(*pair) for pair in ((grad, x), (x, grad)))
+    if strides_of(actual) == strides_of(inferred):
+        return None
+    copy = aten.copy.default(torch.empty_like(actual, dtype=x.dtype), x)
+    return [copy if z is x else z for z in args]
 
 
 ORDERED = (
@@ -243,17 +252,13 @@ ORDERED = (
 orders the strides: an expanded operand is contiguous then."""
 
 
-def without_repetition(op: OpOverload, rule: Callable[..., Any] | None) -> Callable[..., Any]:
-    """`rule` of two operands; one that is expanded is broadcast by the operator instead."""
-
-    def broadcast(x: Any, y: Any, **kwargs: Any) -> Any:
-        if isinstance(x, Tensor) and isinstance(y, Tensor):
-            single = _without_repetition(x, y), _without_repetition(y, x)
-            if single[0] is not x or single[1] is not y:
-                return op(*single, **kwargs)
-        return rule(x, y, **kwargs) if rule else NotImplemented
-
-    return broadcast
+def _broadcast_by_operator(op: OpOverload, args: Operands) -> Operands | None:
+    """The operands, of which expanded dimensions are left to the operator's own broadcast."""
+    x, y = args[:2]
+    if not (isinstance(x, Tensor) and isinstance(y, Tensor)):
+        return None
+    single = _without_repetition(x, y), _without_repetition(y, x)
+    return None if single[0] is x and single[1] is y else [*single, *args[2:]]
 
 
 def _without_repetition(x: Tensor, other: Tensor) -> Tensor:
@@ -291,14 +296,20 @@ AS_GRADIENT = (aten.log_sigmoid_backward.default,)
 """Pointwise gradients that eager writes into a tensor with the strides of the result's gradient."""
 
 
-def like_gradient(op: OpOverload, rule: Callable[..., Any] | None) -> Callable[..., Any]:
-    """`rule` of the result's gradient and saved tensors, all of which are copied to its strides."""
+def _like_gradient(op: OpOverload, args: Operands) -> Operands | None:
+    """The result's gradient and saved tensors, all in the strides of a tensor like the first."""
+    like = torch.empty_like(args[0])
+    if args[0].device.type != HOST or all(x.stride() == like.stride() for x in args):
+        return None
+    return [aten.copy.default(torch.empty_like(like), x) for x in args]
 
-    def strided(grad: Tensor, *saved: Tensor) -> Any:
-        like = torch.empty_like(grad)
-        laid_out = all(x.stride() == like.stride() for x in (grad, *saved))
-        if laid_out or grad.device.type != HOST:
-            return rule(grad, *saved) if rule else NotImplemented
-        return op(*(aten.copy.default(torch.empty_like(like), x) for x in (grad, *saved)))
 
-    return strided
+LAYOUTS: dict[OpOverload, Layout] = {
+    **dict.fromkeys(BATCH_NORMS, _in_memory_format),
+    **dict.fromkeys(CONTIGUOUS, _contiguous),
+    **dict.fromkeys(OF_BOTH, _in_common_strides),
+    **dict.fromkeys(OF_GRADIENT, _gradient_first),
+    **dict.fromkeys(ORDERED, _broadcast_by_operator),
+    **dict.fromkeys(AS_GRADIENT, _like_gradient),
+}
+"""Operators of which PyTorch's inference gives eager's strides for some operands only."""
