@@ -715,20 +715,33 @@ MOMENTS = {"plain": lambda x: x, "near 0": lambda x: x - x.mean(-1, keepdim=True
            "far": far_from_the_first, "odd": odd}  # fmt: skip
 
 
+def in_segments(x: Tensor) -> Tensor:
+    """Each row in five segments of memory: two loops."""
+    return F.pad(x.view(len(x), 5, -1), (0, 3))[..., :-3]
+
+
+ROWS_OF_MOMENTS: dict[str, tuple[tuple[int, ...], Any, Callable[[Tensor], Tensor]]] = {
+    "rows": ((4, 5000), 1, lambda x: x),
+    "planes": ((3, 4, 1300), (0, 2), lambda x: x),
+    "segments": ((4, 5000), (1, 2), in_segments),
+}
+
+
 @pytest.mark.parametrize("kind", MOMENTS)
-@pytest.mark.parametrize("shape", [(4, 5000), (3, 4, 1300)], ids=["rows", "planes"])
+@pytest.mark.parametrize("rows", ROWS_OF_MOMENTS)
 @pytest.mark.parametrize("symbolic", [False, True])
 def test_moments_about_a_guess(
-    kind: str, shape: tuple[int, ...], symbolic: bool, monkeypatch: pytest.MonkeyPatch
+    kind: str, rows: str, symbolic: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Mean and variance in one pass, whatever the first elements are."""
     monkeypatch.setattr("dicp.vendor.cpu.schedule.inner_reduction.MIN_PLANES", 1)
-    axes = (0, 2) if len(shape) == 3 else 1
+    shape, axes, laid_out = ROWS_OF_MOMENTS[rows]
 
     def moments(x: Tensor) -> tuple[Tensor, ...]:
         return torch.var_mean(x, axes)
 
-    x = MOMENTS[kind](torch.randn(shape))
+    x = laid_out(MOMENTS[kind](torch.randn(shape)))
+    assert rows == "planes" or "d_guessed_mean" in text_of(moments, x)
     torch.compiler.reset()
     found = torch.compile(moments, backend="cpugraph", dynamic=symbolic)(x)
     eager, exact = moments(x), moments(x.double())

@@ -335,15 +335,11 @@ def native_group_norm_backward(
         )  # fmt: skip
 
     gx = lw.map(lambda g, xh: cast(g, dtype) * xh, gg, normalized(), dtype=dtype)
-    rest = [3]  # what is left to add up of the gradients of a channel
-    sums = gg, gx
-    if first:
-        rest = []
-        sums = total(lw, gg, [3], dtype), total(lw, gx, [3], dtype)
+    sums = [total(lw, each, [3], dtype) for each in (gg, gx)]  # of each channel
     result: list[Any] = [None, None, None]
     if mask[0]:
         count = lw.scalar(count_of(xg, [2, 3]), dtype)
-        means = [lw.map(lambda s: s / count, total(lw, scaled(v), [2, *rest], dtype)) for v in sums]
+        means = [lw.map(lambda s: s / count, total(lw, scaled(v), [2], dtype)) for v in sums]
         if first:
             means = [broadcast_in_memory(lw, mean, (*xg.shape[:3], 1)) for mean in means]
         dx = lw.map(
@@ -353,7 +349,7 @@ def native_group_norm_backward(
         result[0] = _ungrouped(lw, dx, x.shape)
     for k in (1, 2):  # of the weight, of the bias
         if mask[k]:
-            summed = _ungrouped(lw, total(lw, sums[2 - k], [0, *rest], dtype), (1, c, 1))
+            summed = _ungrouped(lw, total(lw, sums[2 - k], [0], dtype), (1, c, 1))
             result[k] = lw.cast(
                 lw.reshape(summed, (c,)), weight.dtype if weight is not None else x.dtype
             )

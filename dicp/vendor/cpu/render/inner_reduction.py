@@ -40,12 +40,12 @@ class RowsWriter(Passes[Rows]):
 
     def _sum_and_deviations(self, found: Guessed, scope: Scope) -> None:
         total = found.sums.total
-        self._sums_about_guess(found, scope, self.kernel.reduction[0].size)
+        self._sums_about_guess(found, scope, product(v.size for v in self.kernel.reduction))
         self._named(total, f"sum_{found.sums.squares.name}", scope)
 
     def _about_mean(self, found: Guessed, scope: Scope) -> None:
         """The sums over deviations from the mean, of those over deviations from its guess."""
-        sums, size = found.sums, self.size(self.kernel.reduction[0].size)
+        sums, size = found.sums, self.size(product(v.size for v in self.kernel.reduction))
         name, rest = sums.squares.name, found.rest
         shift, away = f"shift_{name}", f"away_{name}"
         scope.lines += [

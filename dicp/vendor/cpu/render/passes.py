@@ -15,12 +15,17 @@ from dicp.vendor.cpu.render.loops import Loops, block_end, half_vectors
 from dicp.vendor.cpu.render.strips import each_lane
 
 F = TypeVar("F", bound=HostForm)
+Range = tuple[str, str]
+"""Where a loop begins and ends."""
 
 
 class Passes(Loops[F]):
     """Shared by the writers of inner reductions."""
 
-    def _pass(self, over: Pass, scope: Scope, first_range: tuple[str, str] | None = None) -> None:
+    def _pass(
+        self, over: Pass, scope: Scope, first_range: Range | None = None,
+        last_range: Range | None = None,
+    ) -> None:  # fmt: skip
         """The loops of one pass, after the declarations of its accumulators."""
         extrema = dict.fromkeys(over.extrema.values())
         accumulators = [s for s in over.phase.stmts if isinstance(s, (Reduce, Scan))]
@@ -42,7 +47,7 @@ class Passes(Loops[F]):
         if over.lines is not None:
             scope.lines += self._in_lines(over, over.lines, scope.indent, first_range)
         else:
-            self._pass_body(over, scope, first_range)
+            self._pass_body(over, scope, first_range, last_range)
         for stmt in over.blocks:
             total = f"({VALUE_TYPE[stmt.dtype]})total_{stmt.name}"
             scope.lines.append(f"{pad}{local(stmt.name)} = {total};")
@@ -60,10 +65,10 @@ class Passes(Loops[F]):
         """
         pad, size, name = margin(scope.indent), self.size(count), found.sums.squares.name
         middle, rest, squares = local(found.middle), found.rest, f"squares_{name}"
-        few, first = str(found.first), found.first
-        if not isinstance(count, int):
-            few = f"({size} < {first} ? {size} : {first})"
-        self._pass(found.guess, scope, ("0", few))
+        *outer, last = found.guess.loops
+        few = self._at_most(found.first, last.size)
+        ones = ("0", self._at_most(1, outer[0].size)) if outer else ("0", few)
+        self._pass(found.guess, scope, ones, ("0", few))
         ctype = VALUE_TYPE[found.sums.total.dtype]
         scope.lines += [
             f"{pad}{ctype} {middle} = d_guessed_mean({local(f'guess_{name}')}, "
@@ -84,11 +89,18 @@ class Passes(Loops[F]):
             f"{pad}double sum_{name} = {rest} + {size} * (double){middle};",
         ]
 
+    def _at_most(self, count: int, size: Size) -> str:
+        if isinstance(size, int):
+            return str(min(count, size))
+        return f"({self.size(size)} < {count} ? {self.size(size)} : {count})"
+
     def _nan_kept(self, stmt: Reduce | Scan) -> str:
         nan, name = literal(math.nan, stmt.dtype), local(stmt.name)
         return f"{name} = d_size_of_nan(nan_{stmt.name}) ? {nan} : {name};"
 
-    def _pass_body(self, over: Pass, scope: Scope, first_range: tuple[str, str] | None) -> None:
+    def _pass_body(
+        self, over: Pass, scope: Scope, first_range: Range | None, last_range: Range | None
+    ) -> None:  # fmt: skip
         stmts = over.phase.stmts
         if not over.loops:
             self.statements(stmts)
@@ -100,7 +112,7 @@ class Passes(Loops[F]):
         ])  # fmt: skip
         half = half_vectors(over.half_vectors)
         pragma = [] if over.serial else [margin(middle.indent) + simd + half]
-        limits = None if outer else first_range
+        limits = last_range if outer else first_range
         if over.strips:
             inner = self._strips(over.strips, last, middle.indent, pragma)
         else:
@@ -120,7 +132,7 @@ class Passes(Loops[F]):
         scope.lines += nest
 
     def _in_blocks(
-        self, over: Pass, loop: list[str], indent: int, limits: tuple[str, str] | None
+        self, over: Pass, loop: list[str], indent: int, limits: Range | None
     ) -> list[str]:  # fmt: skip
         """The last loop in blocks, each with its own accumulators of sums and extrema."""
         var, long, places = over.loops[-1], over.blocks, over.extrema
@@ -172,7 +184,7 @@ class Passes(Loops[F]):
         return lines
 
     def _in_lines(
-        self, over: Pass, strip: Strip, indent: int, limits: tuple[str, str] | None
+        self, over: Pass, strip: Strip, indent: int, limits: Range | None
     ) -> list[str]:  # fmt: skip
         """The loops a line at a time. Long sums have lane accumulators for each block, which are
         then added to lanes of double: folding lanes costs as much as several lines."""
@@ -190,7 +202,7 @@ class Passes(Loops[F]):
         ]  # fmt: skip
 
     def _in_groups(
-        self, over: Pass, strip: Strip, indent: int, limits: tuple[str, str] | None
+        self, over: Pass, strip: Strip, indent: int, limits: Range | None
     ) -> list[str]:  # fmt: skip
         """Blocks of whole iterations of the first loop."""
         outer, last = over.loops
@@ -209,7 +221,7 @@ class Passes(Loops[F]):
         ]
 
     def _in_lines_of_rows(
-        self, over: Pass, strip: Strip, indent: int, limits: tuple[str, str] | None
+        self, over: Pass, strip: Strip, indent: int, limits: Range | None
     ) -> list[str]:  # fmt: skip
         """Blocks of the last loop, and its elements beyond whole lines."""
         outer, last, count = over.loops[:-1], over.loops[-1], strip.lanes

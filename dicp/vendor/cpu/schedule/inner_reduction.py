@@ -281,8 +281,8 @@ class Inner(Chooser):
         """What replaces the phase of a row's sum and the one of its deviations from the mean, where
         neither computes anything else."""
         loops, sums = self.kernel.reduction, deviations(self.kernel)
-        short = len(loops) != 1 or (isinstance(loops[0].size, int) and loops[0].size < MIN_GUESSED)
-        if short or len(sums) != 1:
+        count = product(v.size for v in loops)
+        if len(sums) != 1 or (isinstance(count, int) and count < MIN_GUESSED):
             return {}
         totals, early = (
             next((p for p in self.kernel.phases if set(p.stmts) == set(stmts)), None)
