@@ -14,7 +14,7 @@ from torch import fx
 
 from dicp.domains import DOMAINS, outside_domain
 from dicp.dynamo_bridge.checked_values import CHECKED_VALUES, with_assertions
-from dicp.dynamo_bridge.interpolation import GRADIENTS, interpolate, unless_of_bytes
+from dicp.dynamo_bridge.interpolation import gradients_of, interpolate
 from dicp.dynamo_bridge.memory_formats import (
     AS_INPUT,
     FOLLOWS,
@@ -110,8 +110,6 @@ def decompositions(
         table[op] = with_converted_number(table[op])
     for op in {aten.affine_grid_generator.default} & table.keys():
         table[op] = unless_of_one_row(table[op])
-    for op in {aten.upsample_bicubic2d.default} & table.keys():
-        table[op] = unless_of_bytes(table[op])
     table |= SCATTERS
     for op in DOMAINS.keys() & table.keys():
         table[op] = Accepted(op, table[op])
@@ -256,9 +254,11 @@ def replace_wrong_decompositions(gm: fx.GraphModule) -> None:
 
 
 def keep_interpolation(gm: fx.GraphModule, target: Target, train: bool) -> None:
-    """Call ours, in Dynamo's graph, for interpolation if the target has rules for its gradients."""
+    """Call ours, in Dynamo's graph, for interpolation whose gradient the target has a rule for."""
     found = gm.graph.find_nodes(op="call_function", target=F.interpolate)
-    if found and (not train or all(target.rule_kind(op) for op in GRADIENTS.values())):
-        for node in found:
+    for node in found:
+        mode = node.args[3] if len(node.args) > 3 else node.kwargs.get("mode", "nearest")
+        if not train or all(target.rule_kind(op) for op in gradients_of(str(mode))):
             node.target = interpolate
+    if found:
         gm.recompile()

@@ -6,7 +6,10 @@ neighbour of every result. Differentiated whole, it is one operator, which a tar
 
 from __future__ import annotations
 
+import functools
 import itertools
+import math
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -17,6 +20,7 @@ from torch import Tensor
 from dicp import torch_private
 from dicp.dtypes import REDUCED_FLOATS
 from dicp.dynamo_bridge.memory_formats import suggested_format
+from dicp.interpolation_taps import Tap, cubic_taps, linear_taps, same_taps, sources
 from dicp.torch_private import HOST, give_shapes
 
 aten = torch.ops.aten
@@ -27,14 +31,18 @@ _MODES: dict[tuple[str, int], str] = {
     ("linear", 3): "upsample_linear1d",
     ("bilinear", 4): "upsample_bilinear2d",
     ("trilinear", 5): "upsample_trilinear3d",
+    ("bicubic", 4): "upsample_bicubic2d",
 }
-"""The operator of a mode for inputs of a rank. Others have no gradient that is faster for images
-in channels last."""
+"""The operator of a mode for inputs of a rank. Its gradient adds up fewer terms than that of its
+decomposition."""
 _OF_BYTES = {"bilinear": "upsample_bilinear2d", "bicubic": "upsample_bicubic2d"}
 """Operators that eager computes in integers for uint8; PyTorch's decompositions round otherwise."""
 GRADIENTS = {name: getattr(aten, f"{name}_backward").default for name in _MODES.values()}
 FEW_CHANNELS = 16
 """With fewer, eager's results on GPUs are contiguous."""
+FEW_CORNERS = 8
+"""Neighbours of a result that one loop over channels reads, half of it where each is converted;
+more are added up axis by axis."""
 
 
 def _like_gradient(grad: Tensor, _: Any, input_size: Sequence[Any], *others: Any) -> Tensor:
@@ -43,7 +51,15 @@ def _like_gradient(grad: Tensor, _: Any, input_size: Sequence[Any], *others: Any
     return torch.empty(input_size, dtype=grad.dtype, device=grad.device, memory_format=wanted)
 
 
-give_shapes(dict.fromkeys(GRADIENTS.values(), _like_gradient))
+def _contiguous_gradient(grad: Tensor, _: Any, input_size: Sequence[Any], *others: Any) -> Tensor:
+    """The same for cubic interpolation, whose gradient is contiguous."""
+    return torch.empty(input_size, dtype=grad.dtype, device=grad.device)
+
+
+give_shapes({
+    **dict.fromkeys(GRADIENTS.values(), _like_gradient),
+    GRADIENTS["upsample_bicubic2d"]: _contiguous_gradient,
+})  # fmt: skip
 
 
 class _Interpolation(torch.autograd.Function):
@@ -55,6 +71,8 @@ class _Interpolation(torch.autograd.Function):
     def forward(input: Tensor, name: str, *numbers: Any) -> Any:
         if "linear" in name:
             return interpolate_linearly(input, *numbers)
+        if "cubic" in name:
+            return interpolate_cubically(input, *numbers)
         return getattr(aten, name).default(input, *numbers)
 
     @staticmethod
@@ -71,6 +89,11 @@ class _Interpolation(torch.autograd.Function):
     @staticmethod
     def jvp(ctx: Any, tangent: Tensor, *_: Any) -> Any:
         return _Interpolation.apply(tangent, ctx.name, *ctx.numbers)
+
+
+def gradients_of(mode: str) -> list[Any]:
+    """The operators of which one is the gradient of `interpolate`."""
+    return [GRADIENTS[name] for (each, _), name in _MODES.items() if each == mode]
 
 
 def interpolate(
@@ -118,58 +141,86 @@ def _scaled(size: Any, factor: Any) -> Any:
     return torch.sym_int(size * factor)
 
 
-def unless_of_bytes(rule: Callable[..., Any]) -> Callable[..., Any]:
-    """PyTorch's decomposition, which rounds uint8 otherwise than eager: those are left whole."""
-
-    def cubic(input: Tensor, *numbers: Any, **named: Any) -> Any:
-        return NotImplemented if input.dtype == torch.uint8 else rule(input, *numbers, **named)
-
-    return cubic
+Taps = Callable[[Tensor, Any], list[Tap]]
 
 
-def interpolate_linearly(
-    input: Tensor, output_size: Sequence[Any], align_corners: bool, *factors: Any
-) -> Any:
-    """Interpolation along lines: the sum of two neighbours by their weights, for each dimension.
+def interpolation(taps: Taps) -> Callable[..., Any]:
+    """The decomposition of interpolation by `taps`: weighted sums along one dimension after the
+    other. Integers are left whole.
 
-    PyTorch's decomposition adds a part of the difference of the neighbours, which is NaN beside an
+    PyTorch's linear one adds a part of the difference of the neighbours, which is NaN beside an
     infinity.
     """
-    if not input.is_floating_point():
-        return NotImplemented
-    dtype = torch.float32 if input.dtype in REDUCED_FLOATS else input.dtype
-    rank = len(output_size)
-    places: list[tuple[Tensor, Tensor]] = []
-    weights: list[tuple[Tensor, Tensor]] = []
-    dims = zip(input.shape[2:], output_size, (*factors, *[None] * rank), strict=False)
-    for dim, (size, out, factor) in enumerate(dims):
-        place = torch.arange(out, device=input.device).reshape(-1, *[1] * (rank - 1 - dim))
-        if torch_private.statically_known_true(size == out):  # imports sympy
-            first = second = place
-            part = torch.zeros_like(place, dtype=dtype)
+
+    def rule(
+        input: Tensor, output_size: Sequence[Any], align_corners: bool, *factors: Any
+    ) -> Any:  # fmt: skip
+        if not input.is_floating_point():
+            return NotImplemented
+        dtype = torch.float32 if input.dtype in REDUCED_FLOATS else input.dtype
+        axes: list[list[Tap]] = []
+        rest = (None,) * (len(output_size) - len(factors))
+        dims = zip(input.shape[2:], output_size, (*factors, *rest), strict=True)
+        for size, out, factor in dims:
+            places = torch.arange(out, device=input.device)
+            if taps is linear_taps and torch_private.statically_known_true(size == out):
+                axes.append(same_taps(places, dtype))
+            else:
+                source = sources(places.to(dtype), size, out, align_corners, factor)
+                axes.append(taps(source, size))
+        on_host = input.device.type == HOST
+        plain = not on_host and input.shape[1] < FEW_CHANNELS
+        wanted = torch.contiguous_format if plain else suggested_format(input)
+        corners = math.prod(map(len, axes)) * (1 if dtype == input.dtype else 2)
+        few = wanted != torch.contiguous_format and corners <= FEW_CORNERS
+        grows = (size <= out for size, out in zip(input.shape[2:-1], output_size[:-1], strict=True))
+        if on_host and not few and all(map(torch_private.statically_known_true, grows)):
+            result = _along_each_axis(input.to(dtype), axes, wanted)
         else:
-            source = _source(place.to(dtype), size, out, align_corners, factor).clamp(min=0.0)
-            first = source.to(torch.int64)
-            second = (first + 1).clamp(max=size - 1)
-            part = (source - first).clamp(0.0, 1.0)
-        places.append((first, second))
-        weights.append((1 - part, part))
-    corners = [
-        aten._unsafe_index(input, [None, None, *index]).to(dtype)
-        for index in itertools.product(*places)
+            result = _between_corners(input, dtype, axes)
+        return result.to(input.dtype).contiguous(memory_format=wanted)
+
+    return rule
+
+
+interpolate_linearly, interpolate_cubically = map(interpolation, (linear_taps, cubic_taps))
+
+
+def _weighted(values: Sequence[Tensor], taps: Sequence[Tap], trailing: int) -> Tensor:
+    """The sum of `values` by weights along the axis that `trailing` others follow."""
+    weights = (weight.reshape(-1, *[1] * trailing) for _, weight in taps)
+    return functools.reduce(operator.add, map(operator.mul, values, weights))
+
+
+def _along_each_axis(
+    result: Tensor, axes: Sequence[Sequence[Tap]], wanted: torch.memory_format
+) -> Tensor:
+    """Along the last axis first, whose neighbours are gathered once for each row of the input; the
+    rows of other axes, and channels that are last, are vectors."""
+    for dim, taps in reversed(list(enumerate(axes))):
+        lead = [None] * (2 + dim)
+        values = [aten._unsafe_index(result, [*lead, place]) for place, _ in taps]
+        result = _weighted(values, taps, len(axes) - 1 - dim).contiguous(memory_format=wanted)
+    return result
+
+
+def _between_corners(
+    input: Tensor, dtype: torch.dtype, axes: Sequence[Sequence[Tap]]
+) -> Tensor:  # fmt: skip
+    """Along all axes at once: the input's rows are more than the result's, or its vectors are of
+    channels."""
+    last = len(axes) - 1
+    places = [
+        [place.reshape(-1, *[1] * (last - dim)) for place, _ in taps]
+        for dim, taps in enumerate(axes)
     ]
-    for before, after in reversed(weights):
-        pairs = zip(corners[::2], corners[1::2], strict=True)
-        corners = [first * before + second * after for first, second in pairs]
-    result = corners[0].to(input.dtype)
-    few_channels = input.device.type != HOST and input.shape[1] < FEW_CHANNELS
-    wanted = torch.contiguous_format if few_channels else suggested_format(input)
-    return result.contiguous(memory_format=wanted)
-
-
-def _source(place: Tensor, size: Any, out: Any, align_corners: bool, factor: Any) -> Tensor:
-    """Where results lie in the input, in elements."""
-    if align_corners:
-        return place * ((size - 1) / (out - 1) if out > 1 else 0)
-    step = 1 / factor if factor is not None and factor > 0 else size / out
-    return step * (place + 0.5) - 0.5
+    corners = [
+        aten._unsafe_index(input, [None, None, *corner]).to(dtype)
+        for corner in itertools.product(*places)
+    ]
+    for dim, taps in reversed(list(enumerate(axes))):
+        n = len(taps)
+        corners = [
+            _weighted(corners[k : k + n], taps, last - dim) for k in range(0, len(corners), n)
+        ]
+    return corners[0]

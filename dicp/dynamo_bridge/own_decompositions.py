@@ -18,7 +18,7 @@ from torch import Tensor
 
 from dicp.dtypes import REDUCED_FLOATS
 from dicp.dynamo_bridge.cells import CELLS
-from dicp.dynamo_bridge.interpolation import interpolate_linearly
+from dicp.dynamo_bridge.interpolation import interpolate_cubically, interpolate_linearly
 from dicp.torch_private import ATTENTION_FORWARD, OpOverload, all_decompositions, pytree
 
 aten = torch.ops.aten
@@ -308,6 +308,7 @@ OWN: dict[Any, Callable[..., Any]] = {
     aten.upsample_linear1d.default: interpolate_linearly,
     aten.upsample_bilinear2d.default: interpolate_linearly,
     aten.upsample_trilinear3d.default: interpolate_linearly,
+    aten.upsample_bicubic2d.default: interpolate_cubically,
     aten.angle.default: angle,
     aten._index_put_impl.default: index_put,
     aten.hardshrink_backward.default: hardshrink_backward,

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from dicp.compare import assert_matches
 from dicp.dynamo_bridge.interpolation import interpolate
 from dicp.testing import T, op
 
@@ -121,6 +122,35 @@ def test_numbers_beside_infinities(mode: str, dims: int, backend_name: str) -> N
     got = torch.compile(sizes, backend=backend_name, dynamic=False)(x)
     for mine, theirs in zip(got, sizes(x), strict=True):
         torch.testing.assert_close(mine, theirs, equal_nan=True)
+
+
+MODES = (*LINEAR, ("bicubic", 2))
+DECOMPOSED = ("ascendgraph", "topsgraph")
+"""Backends whose targets scatter the products with weights of 0 elsewhere, or leave them out."""
+SIZES = {"same": (6, 4, 5), "mixed": (13, 4, 3), "other": (5, 11, 12), "far": (1, 40, 5)}
+
+
+@pytest.mark.parametrize(("mode", "dims"), MODES, ids=[mode for mode, _ in MODES])
+@pytest.mark.parametrize("corners", [False, True])
+@pytest.mark.parametrize("name", SIZES)
+def test_gradients(mode: str, dims: int, corners: bool, name: str, backend_name: str) -> None:
+    """Of results that grow, shrink and stay along an axis, and of an infinite one beside weights
+    of 0: their product is NaN."""
+    size = SIZES[name][:dims]
+    x = torch.randn(2, 3, *(6, 4, 5)[:dims], requires_grad=True)
+
+    def resized(x: torch.Tensor) -> torch.Tensor:
+        return F.interpolate(x, size, mode=mode, align_corners=corners)
+
+    compiled = torch.compile(resized, backend=backend_name, dynamic=False)
+    grad = torch.randn(2, 3, *size)
+    spiked = grad.clone()
+    spiked.view(-1)[1] = torch.inf
+    for g in (grad,) if backend_name in DECOMPOSED else (grad, spiked):
+        mine, theirs = (torch.autograd.grad(fn(x), x, g)[0] for fn in (compiled, resized))
+        wide = x.detach().double().requires_grad_()
+        exact = torch.autograd.grad(resized(wide), wide, g.double())[0]
+        assert_matches(mine, theirs, exact)
 
 
 @pytest.mark.parametrize("mode", ["bilinear", "bicubic"])

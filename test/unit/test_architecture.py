@@ -43,6 +43,7 @@ RANKS = {
     "rules": 2,
     "effects": 2,
     "indices": 2,
+    "interpolation_taps": 2,
     "fused_attention": 2,
     "serving": 2,
     "operator_choice": 3,

@@ -5,6 +5,7 @@ from dicp.loop.lowering.average_pooling import AVERAGE_POOLING
 from dicp.loop.lowering.core import Lowering, Value
 from dicp.loop.lowering.creation import CREATION
 from dicp.loop.lowering.indexing import INDEXING
+from dicp.loop.lowering.interpolation import INTERPOLATION
 from dicp.loop.lowering.library import LIBRARY
 from dicp.loop.lowering.loss import LOSS
 from dicp.loop.lowering.max_pooling import MAX_POOLING
@@ -23,6 +24,7 @@ from dicp.rules import NoRule, RuleTable
 RULES = POINTWISE.merged(
     ACTIVATION, CREATION, VIEWS, REDUCTION, SOFTMAX, NORMALIZATION, INDEXING, SCATTER, RANDOM,
     LIBRARY, AVERAGE_POOLING, MAX_POOLING, LOSS, SCAN, SORT, UPSAMPLE,
+    INTERPOLATION,
 )  # fmt: skip
 
 __all__ = ["RULES", "Lowering", "NoRule", "RuleTable", "Value"]

@@ -87,6 +87,12 @@ class GraphBuilder:
     def value_of(self, ref: Ref) -> Value:
         return Value(ref, ref.shape, domain(ref.shape))
 
+    def constant(self, tensor: torch.Tensor) -> Value:
+        """A tensor that every run of the graph reads."""
+        name = f"const{len(self.graph.constants)}"
+        self.graph.constants[name] = tensor
+        return self.value_of(self._tensor_ref(name, tensor, "constant"))
+
     def meta(self, output: int | None = None) -> torch.Tensor:
         """The FakeTensor of the node being lowered (or of one of its outputs)."""
         assert self.node is not None

@@ -84,9 +84,7 @@ class Lowering(GraphBuilder):
         target = operator.attrgetter(str(node.target))(self.gm)
         if not isinstance(target, torch.Tensor):
             return target
-        name = f"const{len(self.graph.constants)}"
-        self.graph.constants[name] = target
-        return self.value_of(self._tensor_ref(name, target, "constant"))
+        return self.constant(target)
 
     def _output(self, node: fx.Node) -> None:
         stored: dict[fx.Node, Ref] = {}  # a result that is returned twice is one tensor

@@ -151,9 +151,7 @@ for _fold, _places, _forward, _backward in (
         UPSAMPLE.add(_op.default, _pad_backward(_fold, _places))
 
 for _op in (
-    aten.upsample_linear1d_backward, aten.upsample_bilinear2d_backward,
-    aten.upsample_trilinear3d_backward,
-    aten.upsample_bicubic2d, aten.upsample_bicubic2d_backward,
+    aten.upsample_bicubic2d,
     aten.upsample_nearest1d_backward, aten.upsample_nearest2d_backward,
     aten.upsample_nearest3d_backward, aten._upsample_nearest_exact1d_backward,
     aten._upsample_nearest_exact2d_backward, aten._upsample_nearest_exact3d_backward,

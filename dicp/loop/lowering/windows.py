@@ -197,8 +197,9 @@ def constants(counts: Sequence[int]) -> list[tuple[Index, ...]]:
 def summed(
     lw: Lowering, shape: Sequence[Size], counts: Sequence[Size], dtype: torch.dtype,
     term: Callable[[tuple[Index, ...], tuple[Index, ...]], Expr],
+    strides: Sequence[Size] | None = None,
 ) -> Value:  # fmt: skip
-    """The sum over window points `k` of `term(position, k)`."""
+    """The sum over window points `k` of `term(position, k)`; `strides` if the sum is unrolled."""
     known = [count for count in counts if isinstance(count, int)]
     if len(known) == len(counts) and math.prod(known) <= MAX_UNROLLED:
 
@@ -210,13 +211,12 @@ def summed(
             assert total is not None
             return total
 
-        return lw.pointwise(shape, dtype, body)
+        return lw.pointwise(shape, dtype, body, strides)
     rank = len(shape)
-    value = lw.reduce(
+    return lw.reduce(
         "sum", (*shape, *counts), range(rank, rank + len(counts)), dtype,
         lambda idx: term(idx[:rank], idx[rank:]), keepdim=False,
     )  # fmt: skip
-    return value
 
 
 def accumulator_of(dtype: torch.dtype) -> torch.dtype:
