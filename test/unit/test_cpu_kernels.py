@@ -757,6 +757,22 @@ def test_moments_about_a_guess(
         assert ((mine - real).abs() <= 2 * (theirs - real).abs() + floor).all(), (mine, real)
 
 
+@pytest.mark.parametrize("last", [False, True])
+def test_gradients_of_group_norm_store_one_image(last: bool) -> None:
+    """That of the input: the products with the gradient are summed for each channel, not stored."""
+    x = torch.randn(2, 64, 16, 16)
+    x = x.to(memory_format=torch.channels_last) if last else x
+    mean, scale, weight = torch.randn(2, 8), torch.rand(2, 8), torch.randn(64)
+
+    def gradients(*args: Tensor) -> tuple[Tensor, ...]:
+        sizes = (2, 64, 256, 8)
+        return torch.ops.aten.native_group_norm_backward(*args, *sizes, [True, True, True])
+
+    (program,) = record(gradients, x, x, mean, scale, weight).programs
+    sizes = [math.prod(b["shape"]) for b in program.serialized["buffers"] if b["role"] == "temp"]
+    assert sizes.count(x.numel()) == 1 and max(sizes) == x.numel()
+
+
 def test_moments_of_empty_rows() -> None:
     torch.compiler.reset()
     fn = torch.compile(lambda x: (x.sum(1), x.mean(1), x.var(1)), backend="cpugraph", dynamic=True)
