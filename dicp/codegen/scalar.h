@@ -143,6 +143,12 @@ d_inline int64_t d_to_int64(double x) {
   return (x >= -0x1p63) & (x < 0x1p63) ? (int64_t)x : INT64_MIN;
 }
 
+// A byte takes the lowest bits of an int64_t: it holds any double of that range modulo 256.
+d_inline uint8_t d_to_uint8(double x) {
+  const double whole = D_NATIVE(trunc)(x);
+  return (uint8_t)d_to_int32(whole - 256 * D_NATIVE(floor)(whole * 0x1p-8));
+}
+
 // ---- limits ------------------------------------------------------------------------------------
 template <class T> struct d_limits;
 #define d_define_limits(T, low, high) \
@@ -229,7 +235,7 @@ template <class T> d_inline T d_lshift(T x, T n) {
   return (n < 0) | (n >= (T)(8 * sizeof(T))) ? (T)0 : (T)((uint64_t)x << n);
 }
 template <class T> d_inline T d_rshift(T x, T n) {
-  const T most = (T)(8 * sizeof(T) - 1);
+  const T most = (T)(8 * sizeof(T) - ((T)-1 < 0));  // of an unsigned type all bits are shifted out
   return (T)(x >> ((n < 0) | (n > most) ? most : n));
 }
 template <class T> d_inline T d_pow(T x, T n) {

@@ -138,6 +138,8 @@ def conversion(text: str, source: torch.dtype, target: torch.dtype, rounded: boo
         return f"d_round_{'bf16' if target == torch.bfloat16 else 'f16'}((float){text})"
     if kind == "truncate" and target == torch.int64:
         return f"d_to_int64({text})"
+    if kind == "truncate" and (source, target) == (torch.float64, torch.uint8):
+        return f"d_to_uint8({text})"
     if kind == "truncate":
         whole = f"d_to_int32({text})"
         return whole if target == torch.int32 else f"({VALUE_TYPE[target]}){whole}"

@@ -210,3 +210,42 @@ def test_gamma_functions_of_special_numbers(
     x = x.to(dtype)
     got = torch.compile(fn, backend=backend_name, fullgraph=True)(x)
     torch.testing.assert_close(got, fn(x), rtol=16 * torch.finfo(dtype).eps, atol=0, equal_nan=True)
+
+
+def test_sums_of_truth_values_are_truth_values(backend_name: str) -> None:
+    x = torch.zeros(7, 24)
+    x[2], x[3, 5], x[4, :2], x[5] = 1, -2, torch.tensor([1.0, -1.0]), 0.5
+
+    def sums(x: torch.Tensor) -> list[torch.Tensor]:
+        return [
+            torch.sum(y, dim, dtype=torch.bool)
+            for y in (x, x.bool(), x.int())
+            for dim in (0, 1, (0, 1))
+        ]
+
+    compiled = torch.compile(sums, backend=backend_name, fullgraph=True)
+    for got, wanted in zip(compiled(x), sums(x), strict=True):
+        assert got.dtype == torch.bool and torch.equal(got, wanted)
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int32, torch.int64])
+def test_shifts_by_any_number(dtype: torch.dtype, backend_name: str) -> None:
+    x = torch.tensor([0, 1, 127, 85]).to(dtype)
+    x = torch.cat([x, ~x])
+    by = torch.tensor([0, 3, 7, 8, 31, 32, 64, 127]).to(dtype)
+
+    def shifts(x: torch.Tensor, by: torch.Tensor) -> list[torch.Tensor]:
+        return [x[:, None] << by, x[:, None] >> by, x >> 8, x >> 100, x << 100]
+
+    compiled = torch.compile(shifts, backend=backend_name, fullgraph=True)
+    for got, wanted in zip(compiled(x, by), shifts(x, by), strict=True):
+        assert torch.equal(got, wanted)
+
+
+def test_doubles_beyond_32_bits_are_bytes_modulo_256(backend_name: str) -> None:
+    numbers = [2.0**32 + 5, -(2.0**32) - 5, 2.0**31 + 3.7, 2.0**52 + 5, -(2.0**52) - 77]
+    numbers += [2.0**62, 2.0**63, 1e300, torch.inf, -torch.inf, torch.nan]
+    numbers += [-1.5, 300.7, 255.9, -0.7]
+    x = torch.tensor(numbers, dtype=torch.float64).repeat(5)
+    compiled = torch.compile(lambda x: x.to(torch.uint8), backend=backend_name, fullgraph=True)
+    assert torch.equal(compiled(x), x.to(torch.uint8))

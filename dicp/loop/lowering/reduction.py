@@ -61,6 +61,8 @@ def sum_(
 ) -> Value:
     out = lw.meta().dtype
     axes = axes_of(x, dim)
+    if out == torch.bool:
+        return _truth(lw, "any", x, axes, keepdim)
     if wide(out) == out:
         return lw.reduce("sum", x.shape, axes, out, lambda idx: cast(x.at(idx), out), keepdim)
     return finish(lw, total(lw, x, axes, wide(out)), axes, keepdim)

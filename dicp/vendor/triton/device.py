@@ -397,7 +397,11 @@ def lshift(x, n):
 @triton.jit
 def rshift(x, n):
     most: tl.constexpr = x.dtype.primitive_bitwidth - 1
-    return (x >> tl.where((n < 0) | (n > most), most, n).to(x.dtype)).to(x.dtype)
+    shifted = (x >> tl.where((n < 0) | (n > most), most, n).to(x.dtype)).to(x.dtype)
+    if x.dtype.is_int_unsigned():
+        return tl.where(n > most, 0, shifted).to(x.dtype)
+    else:
+        return shifted
 
 
 # ---- division ------------------------------------------------------------------------------------
