@@ -165,9 +165,9 @@ def test_numbers_are_refused_as_by_eager(name: str, backend: BackendUnderTest) -
 FAR = [0.0, -0.0, 1.0, -2.5, 5e-324, -2.3e-308, 1e-40, 1.7e308, torch.inf, -torch.inf, torch.nan]
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
 def test_neighbours_of_special_numbers(dtype: torch.dtype, backend_name: str) -> None:
-    x, y = torch.cartesian_prod(*[torch.tensor(FAR, dtype=torch.float64).to(dtype)] * 2).T
+    x, y = torch.cartesian_prod(*[torch.tensor(FAR, dtype=torch.float64)] * 2).T.to(dtype)
     compiled = torch.compile(torch.nextafter, backend=backend_name, fullgraph=True)
     got, wanted = compiled(x, y), torch.nextafter(x, y)
     assert not check_tensor(got, wanted, None, Rule(exact=True))
@@ -210,6 +210,22 @@ def test_gamma_functions_of_special_numbers(
     x = x.to(dtype)
     got = torch.compile(fn, backend=backend_name, fullgraph=True)(x)
     torch.testing.assert_close(got, fn(x), rtol=16 * torch.finfo(dtype).eps, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_interpolation_up_to_the_largest_number(dtype: torch.dtype, backend_name: str) -> None:
+    """The product alone overflows where the result does not."""
+    largest = torch.finfo(dtype).max
+    ends = torch.tensor([largest, -largest, largest / 2, 3.0], dtype=dtype)
+    start, weight = -torch.ones_like(ends), torch.tensor([-1.0, -1.0, -1.75, 0.6], dtype=dtype)
+    compiled = torch.compile(torch.lerp, backend=backend_name, fullgraph=True)
+    torch.testing.assert_close(compiled(start, ends, weight), torch.lerp(start, ends, weight))
+
+
+def test_logarithms_of_the_normal_distribution(backend_name: str) -> None:
+    x = torch.linspace(-12, 8, 301, dtype=torch.float64)
+    compiled = torch.compile(torch.special.log_ndtr, backend=backend_name, fullgraph=True)
+    torch.testing.assert_close(compiled(x), torch.special.log_ndtr(x), rtol=6e-16, atol=0)
 
 
 def test_sums_of_truth_values_are_truth_values(backend_name: str) -> None:

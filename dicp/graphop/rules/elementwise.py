@@ -113,6 +113,9 @@ def _arithmetic(kind: str) -> Any:
             if kind not in table:
                 raise NoRule(f"{kind} of booleans")
             return g.op(table[kind], g.as_type(x, torch.bool), g.as_type(y, torch.bool))
+        narrow = kind == "NextAfter" and g.dtype in REDUCED_FLOATS
+        if narrow and not g.takes(kind, "x1", g.dtype):
+            raise NoRule("the neighbour of a 16-bit float is not that of a wider one")
         return g.op(kind, g.as_type(x, g.dtype), g.as_type(y, g.dtype))
 
     return apply

@@ -116,7 +116,7 @@ SAME = {
     "sinh": aten.sinh, "cosh": aten.cosh, "tanh": aten.tanh, "asinh": aten.asinh,
     "acosh": aten.acosh, "atanh": aten.atanh, "erf": aten.erf, "erfc": aten.erfc,
     "erfinv": aten.erfinv, "lgamma": aten.lgamma, "digamma": aten.digamma,
-    "hypot": aten.hypot, "copysign": aten.copysign, "nextafter": aten.nextafter,
+    "hypot": aten.hypot, "copysign": aten.copysign,
     "sigmoid": aten.sigmoid, "fmod": aten.fmod, "bitwise_not": aten.bitwise_not,
     "bitwise_and": aten.bitwise_and, "bitwise_or": aten.bitwise_or,
     "bitwise_xor": aten.bitwise_xor, "lshift": aten.bitwise_left_shift,
@@ -124,6 +124,15 @@ SAME = {
 }  # fmt: skip
 for _name, _op in SAME.items():
     POINTWISE.add(_op, same(_name))
+
+
+@rule(aten.nextafter)
+def nextafter(lw: Lowering, x: Value, y: Value) -> Value:
+    if x.dtype in ir.LOW_PRECISION:
+        raise NoRule("the neighbour of a 16-bit float is not that of a wider one")
+    return same("nextafter")(lw, x, y)
+
+
 POINTWISE.add(aten.__lshift__, same("lshift"))
 POINTWISE.add(aten.__rshift__, same("rshift"))
 
@@ -453,9 +462,11 @@ def addcdiv(lw: Lowering, x: Value, a: Any, b: Any, *, value: Any = 1) -> Value:
 
 @rule(aten.lerp.Scalar, aten.lerp.Tensor)
 def lerp(lw: Lowering, a: Value, b: Value, weight: Any) -> Value:
+    """a + w (b - a), from the nearer end, product and sum rounded once, as eager does it."""
+
     def body(a: Expr, b: Expr, w: Expr) -> Expr:
         near = compare("lt", apply("abs", w.dtype, w), 0.5)
-        return select(near, a + w * (b - a), b - (b - a) * (1.0 - w))
+        return apply("fma", a.dtype, select(near, w, w - 1.0), b - a, select(near, a, b))
 
     return elementwise(lw, (a, b, weight), body)
 
