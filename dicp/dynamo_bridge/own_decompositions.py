@@ -204,6 +204,19 @@ def angle(x: Tensor) -> Tensor:
     return torch.where(torch.isnan(x), x, result) if x.is_floating_point() else result
 
 
+def log_ndtr(x: Tensor) -> Tensor:
+    """log((1 + erf(x / sqrt(2))) / 2), by eager's formulas below -1 and above it.
+
+    PyTorch's own decomposition takes the first one up to 1, where it is the difference of two
+    numbers that are larger than the result.
+    """
+    if not x.is_floating_point():
+        x = x.to(torch.get_default_dtype())
+    t = x * math.sqrt(0.5)
+    tail = torch.log(torch.special.erfcx(-t) / 2) - t * t
+    return torch.where(x < -1.0, tail, torch.log1p(-torch.erfc(t) / 2))
+
+
 def hardshrink_backward(grad: Tensor, x: Tensor, lambd: float) -> Tensor:
     return torch.where((x >= -lambd) & (x <= lambd), 0.0, grad)
 
@@ -313,6 +326,7 @@ OWN: dict[Any, Callable[..., Any]] = {
     aten._index_put_impl.default: index_put,
     aten.hardshrink_backward.default: hardshrink_backward,
     aten.ldexp.Tensor: ldexp,
+    aten.special_log_ndtr.default: log_ndtr,
     aten.native_dropout_backward.default: native_dropout_backward,
     aten.smooth_l1_loss_backward.default: smooth_l1_loss_backward,
     aten._efficientzerotensor.default: torch.zeros,
