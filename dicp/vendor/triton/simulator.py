@@ -32,16 +32,24 @@ from dicp.vendor.triton.thresholds import MAX_BLOCK, MAX_PROGRAMS, MAX_TILE_ELEM
 
 DEVICE_FUNCTIONS = Path(__file__).parent / "device.py"
 
+
+def _fmod(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """The exact remainder, as on the device; PyTorch's own is NaN for large quotients."""
+    with np.errstate(invalid="ignore"):
+        return torch.from_numpy(np.asarray(np.fmod(x.numpy(), y.numpy())))
+
+
 HOST_FUNCTIONS: dict[str, Callable[..., torch.Tensor]] = {
     name: getattr(torch, name)
     for name in (
         "exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sin", "cos", "tan", "asin",
         "acos", "atan", "atan2", "sinh", "cosh", "tanh", "asinh", "acosh", "atanh", "erf", "erfc",
         "erfinv", "lgamma", "hypot", "nextafter", "copysign", "rsqrt", "floor", "ceil", "trunc",
-        "fmod", "pow",
+        "pow",
     )
 } | {
-    "rint": torch.round, "fast_dividef": torch.div, "cospi": lambda x: torch.cos(x * math.pi),
+    "fmod": _fmod, "rint": torch.round, "fast_dividef": torch.div,
+    "cospi": lambda x: torch.cos(x * math.pi),
 }  # fmt: skip
 """Host functions for those of the device's math library, by name."""
 
