@@ -204,6 +204,17 @@ def angle(x: Tensor) -> Tensor:
     return torch.where(torch.isnan(x), x, result) if x.is_floating_point() else result
 
 
+def sgn(x: Tensor) -> Tensor:
+    """The sign of each number; of a complex one, each part divided by the absolute value.
+
+    PyTorch's own decomposition divides complex numbers, and an infinite part makes both parts NaN.
+    """
+    if not x.is_complex():
+        return x.sign()
+    size = x.abs()
+    return torch.complex(*(torch.where(size == 0, 0.0, part / size) for part in (x.real, x.imag)))
+
+
 def log_ndtr(x: Tensor) -> Tensor:
     """log((1 + erf(x / sqrt(2))) / 2), by eager's formulas below -1 and above it.
 
@@ -326,6 +337,7 @@ OWN: dict[Any, Callable[..., Any]] = {
     aten._index_put_impl.default: index_put,
     aten.hardshrink_backward.default: hardshrink_backward,
     aten.ldexp.Tensor: ldexp,
+    aten.sgn.default: sgn,
     aten.special_log_ndtr.default: log_ndtr,
     aten.native_dropout_backward.default: native_dropout_backward,
     aten.smooth_l1_loss_backward.default: smooth_l1_loss_backward,

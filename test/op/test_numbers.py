@@ -265,3 +265,25 @@ def test_doubles_beyond_32_bits_are_bytes_modulo_256(backend_name: str) -> None:
     x = torch.tensor(numbers, dtype=torch.float64).repeat(5)
     compiled = torch.compile(lambda x: x.to(torch.uint8), backend=backend_name, fullgraph=True)
     assert torch.equal(compiled(x), x.to(torch.uint8))
+
+
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128])
+def test_signs_of_infinite_complex_numbers(dtype: torch.dtype, backend_name: str) -> None:
+    """In eager's vectorized loop, which divides each part by the absolute value."""
+    parts = torch.tensor([0.0, -0.0, 1.0, -2.0, torch.inf, -torch.inf, torch.nan])
+    x = torch.complex(*torch.cartesian_prod(parts, parts).T).to(dtype).repeat(16).reshape(28, 28)
+    for each in (x, x.mT, x.conj()):
+        torch._dynamo.reset()
+        compiled = torch.compile(torch.sgn, backend=backend_name, fullgraph=True)
+        got, wanted = compiled(each), torch.sgn(each)
+        assert got.stride() == wanted.stride()
+        torch.testing.assert_close(
+            torch.view_as_real(got), torch.view_as_real(wanted), equal_nan=True
+        )
+
+
+def test_rounded_quotients_beyond_the_largest_number(backend_name: str) -> None:
+    x = torch.tensor([2.0, -2.0, 1e30, -1e30, 1e38, 3.0]).repeat(8)
+    y = torch.tensor([2.9e-39, -2.9e-39, 1e-20, -3e-9, 1e-3, torch.inf]).repeat_interleave(8)
+    compiled = torch.compile(torch.floor_divide, backend=backend_name, fullgraph=True)
+    torch.testing.assert_close(compiled(x, y), torch.floor_divide(x, y))
