@@ -26,6 +26,7 @@ from dicp.dynamo_bridge.memory_formats import (
 )
 from dicp.dynamo_bridge.own_decompositions import (
     CONVERTED,
+    LINSPACES,
     MIXED,
     OWN,
     SCATTERS,
@@ -34,6 +35,7 @@ from dicp.dynamo_bridge.own_decompositions import (
     ldexp_of_number,
     multilabel_margin_loss,
     no_dropout,
+    spaced_in_float64,
     unless_of_one_row,
     with_converted_number,
 )
@@ -108,6 +110,8 @@ def decompositions(
         table[op] = with_strides_of_input(op, table[op])
     for op in CONVERTED & table.keys():
         table[op] = with_converted_number(table[op])
+    for op in LINSPACES & table.keys():
+        table[op] = spaced_in_float64(table[op])
     for op in {aten.affine_grid_generator.default} & table.keys():
         table[op] = unless_of_one_row(table[op])
     table |= SCATTERS

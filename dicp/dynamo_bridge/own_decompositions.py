@@ -320,6 +320,38 @@ def _held(number: float, dtype: torch.dtype) -> float:
     return math.copysign(math.inf, number) if abs(number) > torch.finfo(dtype).max else number
 
 
+LINSPACES = frozenset({
+    aten.linspace.default, aten.linspace.Tensor_Tensor, aten.linspace.Tensor_Scalar,
+    aten.linspace.Scalar_Tensor,
+})  # fmt: skip
+
+
+def spaced_in_float64(rule: Callable[..., Any]) -> Callable[..., Any]:
+    """`rule` for floats. For integers eager truncates both ends first and rounds each float64
+    product and sum once; PyTorch's own decomposition takes fractions of the ends, in float32."""
+
+    def spaced(
+        start: Any, end: Any, steps: Any, *, dtype: torch.dtype | None = None, **options: Any
+    ) -> Any:
+        if dtype is None or dtype.is_floating_point or dtype.is_complex or steps < 2:
+            return rule(start, end, steps, dtype=dtype, **options)
+        first, last = (_truncated(each, dtype, options.get("device")) for each in (start, end))
+        index = torch.arange(steps, device=options.get("device"))
+        step = (last - first) / (steps - 1)
+        from_start = torch.addcmul(first, index.double(), step)
+        from_end = torch.addcmul(last, (steps - 1 - index).double(), -step)
+        return torch.where(index < steps // 2, from_start, from_end).to(dtype)
+
+    return spaced
+
+
+def _truncated(end: Any, dtype: torch.dtype, device: torch.device | None) -> Tensor:
+    """An end of a range of integers, a tensor or a number, as a tensor in float64."""
+    if isinstance(end, Tensor):
+        return end.to(device=device, dtype=dtype).double()
+    return torch.full((), torch.sym_int(end), dtype=torch.float64, device=device)
+
+
 def smooth_l1_loss_backward(grad: Tensor, x: Tensor, target: Tensor, *options: Any) -> Tensor:
     """NaN where an operand is NaN, as in eager, where PyTorch's own decomposition has 0."""
     result = all_decompositions[aten.smooth_l1_loss_backward.default](grad, x, target, *options)

@@ -179,3 +179,26 @@ def test_strides_of_a_new_tensor(strides: tuple[int, ...], backend: Any, dynamic
     )
     new, _ = run(torch.ones(2, device=backend.device))
     assert new.stride() == strides
+
+
+ENDS: list[tuple[Any, Any, int]] = [
+    (4.3, 0, 50),
+    (-3.9, torch.tensor(3.9), 12),
+    (torch.tensor(7.5), torch.tensor(-40), 31),
+    (0, 10**9, 50),
+    (-(2**53), 2**53, 7),
+    (2.7, 9, 1),
+]
+
+
+@pytest.mark.parametrize(("start", "end", "steps"), ENDS)
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.int8])
+def test_linspace_of_integers_truncates_its_ends(
+    start: Any, end: Any, steps: int, dtype: torch.dtype, backend_name: str
+) -> None:
+    if abs(end) > torch.iinfo(dtype).max:
+        pytest.skip("out of range")
+    spaced = lambda steps: torch.linspace(start, end, steps, dtype=dtype)  # noqa: E731
+    run = torch.compile(spaced, backend=backend_name)
+    for count in (steps, steps + 1):
+        assert torch.equal(run(count), spaced(count))
