@@ -59,10 +59,12 @@ aten = torch.ops.aten
 
 TRACE_HAS_A_SYMBOLIC_DERIVATIVE = release_of(torch.__version__) >= (2, 13)
 
-WHOLE = frozenset(
-    {aten.lift_fresh.default, aten.lift.default, aten.detach.default, aten.item.default}
-)
-"""Operators that AOTAutograd itself expects undecomposed."""
+WHOLE = frozenset({
+    aten.lift_fresh.default, aten.lift.default, aten.detach.default, aten.item.default,
+    aten.detach_copy.default,
+})  # fmt: skip
+"""Operators that AOTAutograd itself expects undecomposed. In the body of a scan `detach_copy` makes
+what is saved for the gradient apart from a result; the partitioner would rematerialize a clone."""
 
 MUTATING = DECOMPOSED_BY_WRITING | {
     aten.complex.default,

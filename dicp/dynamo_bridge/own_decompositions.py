@@ -376,7 +376,6 @@ OWN: dict[Any, Callable[..., Any]] = {
     aten._efficientzerotensor.default: torch.zeros,
     aten.eye.default: _eye,
     aten.eye.m: _eye,
-    aten.detach_copy.default: _copy_of(aten.alias.default),
     aten.select_copy.int: _copy_of(aten.select.int),
     aten.slice_copy.Tensor: _copy_of(aten.slice.Tensor),
     aten.split_copy.Tensor: _copy_of(aten.split.Tensor),

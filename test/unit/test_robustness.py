@@ -563,6 +563,23 @@ def test_scan(backend: BackendUnderTest) -> None:
     same(fn, backend, torch.randn(6, 3))
 
 
+@pytest.mark.parametrize("activation", [torch.tanh, torch.sigmoid, torch.relu, torch.exp])
+def test_gradient_of_scan(activation: Callable[..., Tensor], backend: BackendUnderTest) -> None:
+    """The gradient of an activation reads its result, which the scan returns, too."""
+    from torch._higher_order_ops.scan import scan
+
+    def fn(h: Tensor, x: Tensor) -> Any:
+        return scan(lambda h, v: (activation(h * 0.5 + v), h * v), h, x, dim=0)
+
+    run = torch.compile(fn, backend=backend)
+    for length in (4, 6):
+        leaves = torch.randn(3, requires_grad=True), torch.randn(length, 3, requires_grad=True)
+        mine, theirs = run(*leaves), fn(*leaves)
+        compare(mine, theirs)
+        grads = [torch.autograd.grad(sum(y.sum() for y in ys), leaves) for ys in (mine, theirs)]
+        compare(*grads)
+
+
 def test_associative_scan(backend: BackendUnderTest) -> None:
     from torch._higher_order_ops.associative_scan import associative_scan
 

@@ -209,6 +209,11 @@ def _clone(c: _Canonicalizer, node: fx.Node) -> Rewrite:
     return c.as_copied(node, node.args[0])
 
 
+def _detach_copy(c: _Canonicalizer, node: fx.Node) -> Rewrite:
+    kwargs = {"memory_format": torch.contiguous_format}
+    return c._infer.emit(node, aten.clone.default, node.args[:1], kwargs, (node,))
+
+
 def _cat(c: _Canonicalizer, node: fx.Node) -> Rewrite:
     # cat([x]) = x
     tensors = node.args[0]
@@ -367,6 +372,7 @@ RULES: dict[Any, Rule] = {
     aten.squeeze.dims: _squeeze,
     aten.unsqueeze.default: _squeeze,
     aten.clone.default: _clone,
+    aten.detach_copy.default: _detach_copy,
     aten.cat.default: _cat,
     aten.constant_pad_nd.default: _pad,
     aten._to_copy.default: _cast,
