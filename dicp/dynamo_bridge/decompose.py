@@ -33,6 +33,7 @@ from dicp.dynamo_bridge.own_decompositions import (
     broadcast_complex,
     in_one_dtype,
     ldexp_of_number,
+    multi_margin_loss,
     multilabel_margin_loss,
     no_dropout,
     spaced_in_float64,
@@ -250,12 +251,22 @@ def decompose_traces(gm: fx.GraphModule) -> None:
         gm.recompile()
 
 
+REPLACED: dict[Any, tuple[Callable[..., Any], int, frozenset[str]]] = {
+    F.multilabel_margin_loss: (multilabel_margin_loss, 2, frozenset({"reduction"})),
+    F.multi_margin_loss: (
+        multi_margin_loss, 5, frozenset({"p", "margin", "weight", "reduction"}),
+    ),
+}  # fmt: skip
+"""What stands for a function with which numbers of positional and names of keyword arguments."""
+
+
 def replace_wrong_decompositions(gm: fx.GraphModule) -> None:
     """Call ours, in Dynamo's graph, in place of a function that tracing decomposes wrongly."""
     graph = gm.graph
-    for node in graph.find_nodes(op="call_function", target=F.multilabel_margin_loss):
-        if len(node.args) == 2 and set(node.kwargs) <= {"reduction"}:
-            node.target = multilabel_margin_loss
+    for function, (ours, most, named) in REPLACED.items():
+        for node in graph.find_nodes(op="call_function", target=function):
+            if len(node.args) <= most and node.kwargs.keys() <= named:
+                node.target = ours
     gm.recompile()
 
 

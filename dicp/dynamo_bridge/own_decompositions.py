@@ -183,11 +183,37 @@ def multilabel_margin_loss(input: Tensor, target: Tensor, *, reduction: str = "m
     is_label = ((classes == labels.unsqueeze(-1)) & present.unsqueeze(-1)).any(1)
     # Eager refuses wrong labels after the end, too: the gather's check must see them.
     own = x.gather(1, torch.where(labels == -1, 0, labels)).unsqueeze(-1)
-    margins = (1 - own + x.unsqueeze(1)).clamp_min(0) / count
-    counted = present.unsqueeze(-1) & ~is_label.unsqueeze(1)
-    loss = torch.where(counted, margins, 0).sum((1, 2))
+    margins = 1 - own + x.unsqueeze(1)
+    # A margin of NaN counts nothing, and one of 0 has no gradient.
+    counted = present.unsqueeze(-1) & ~is_label.unsqueeze(1) & (margins > 0)
+    loss = torch.where(counted, margins / count, 0).sum((1, 2))
     if reduction == "none":
         return loss.reshape(target.shape[:-1])
+    return loss.mean() if reduction == "mean" else loss.sum()
+
+
+def multi_margin_loss(
+    input: Tensor,
+    target: Tensor,
+    p: int = 1,
+    margin: float = 1.0,
+    weight: Tensor | None = None,
+    *,
+    reduction: str = "mean",
+) -> Tensor:
+    """torch.nn.functional.multi_margin_loss: max(0, margin - x[label] + x[other]) ** p.
+
+    PyTorch's own decomposition, which tracing does in any case, counts a margin of NaN and has a
+    gradient where one is 0.
+    """
+    x, labels = torch.atleast_2d(input), torch.atleast_1d(target).unsqueeze(1)
+    margins = margin - x.gather(1, labels) + x
+    counted = (torch.arange(x.shape[1], device=x.device) != labels) & (margins > 0)
+    positive = torch.where(counted, margins, 0)
+    powers = positive if p == 1 else positive * positive
+    loss = (powers if weight is None else powers * weight[labels]).mean(1)
+    if reduction == "none":
+        return loss.reshape(target.shape)
     return loss.mean() if reduction == "mean" else loss.sum()
 
 

@@ -134,3 +134,29 @@ def test_gradients_at_nan(dtype: torch.dtype, backend: Any) -> None:
     run = torch.compile(fn, backend=backend)
     (mine,), (theirs,) = (torch.autograd.grad(f(x), x) for f in (run, fn))
     torch.testing.assert_close(mine, theirs, equal_nan=True)
+
+
+MARGIN_LOSSES = {
+    "multi": lambda x, i: F.multi_margin_loss(x, i[:, 0], reduction="sum"),
+    "multi_squared": lambda x, i: F.multi_margin_loss(x, i[:, 0], 2, 0.5, x.detach()[0].abs()),
+    "multi_each": lambda x, i: F.multi_margin_loss(x, i[:, 0], margin=2, reduction="none"),
+    "multi_of_a_row": lambda x, i: F.multi_margin_loss(x[0], i[0, 0], reduction="none"),
+    "multilabel": lambda x, i: F.multilabel_margin_loss(x, i),
+}
+
+
+@pytest.mark.parametrize("name", MARGIN_LOSSES)
+@pytest.mark.parametrize("special", [0.0, math.nan, math.inf])
+def test_margins_of_zero_and_nan(name: str, special: float, backend: Any) -> None:
+    """Eager skips margins that are not positive, NaN included."""
+    loss = MARGIN_LOSSES[name]
+    labels = torch.tensor([[0, 2, -1], [1, 0, 2], [2, -1, 0]])
+    results = []
+    for function in (torch.compile(loss, backend=backend), loss):
+        x = torch.tensor([[1.0, 0.0, 2.0], [1.0, 0.5, -1.0], [0.0, 3.0, -0.0]])
+        x[1, 2] = special
+        x.requires_grad_()
+        value = function(x, labels)
+        results.append((value, *torch.autograd.grad(value.sum(), x)))
+    for mine, theirs in zip(*results, strict=True):
+        torch.testing.assert_close(mine, theirs, equal_nan=True)
