@@ -287,3 +287,16 @@ def test_rounded_quotients_beyond_the_largest_number(backend_name: str) -> None:
     y = torch.tensor([2.9e-39, -2.9e-39, 1e-20, -3e-9, 1e-3, torch.inf]).repeat_interleave(8)
     compiled = torch.compile(torch.floor_divide, backend=backend_name, fullgraph=True)
     torch.testing.assert_close(compiled(x, y), torch.floor_divide(x, y))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_subnormal_16_bit_floats(dtype: torch.dtype, backend_name: str) -> None:
+    least = torch.finfo(dtype).smallest_normal
+    x = (least * torch.tensor([0.5, -0.75, 0.125, 1.0, 2.0, 0.0])).to(dtype).repeat(8)
+
+    def results(x: torch.Tensor) -> list[torch.Tensor]:
+        return [x + x, x.float(), x == 0, x * 0.5, x.abs(), (x.float() * 0.75).to(dtype)]
+
+    compiled = torch.compile(results, backend=backend_name, fullgraph=True)
+    for got, wanted in zip(compiled(x), results(x), strict=True):
+        assert torch.equal(got, wanted)

@@ -96,7 +96,7 @@ class Interpreter:
 
     def _repair_arithmetic(self) -> None:
         """Fixes operations of the interpreter: comparisons get type bool instead of the operands',
-        and a fused multiply-add rounds once."""
+        a fused multiply-add rounds once, and subnormal numbers in bfloat16 are no zeros."""
         builder, truth = self.runtime.InterpreterBuilder, self.language.int1
         # As in compiled kernels, integers wrap around; overflow checks would take time.
         shared = self.runtime.interpreter_builder
@@ -109,6 +109,15 @@ class Interpreter:
             return call
 
         builder.create_fma = lambda own, x, y, z: self._fma(x, y, z)
+        cast = builder.cast_impl
+
+        def widened(own: Any, x: Any, dtype: Any) -> Any:
+            kinds = (x.dtype.scalar, dtype.scalar)
+            if kinds != (self.language.bfloat16, self.language.float32):
+                return cast(own, x, dtype)
+            return self.runtime.TensorHandle(self._floats(x), dtype.scalar)
+
+        builder.cast_impl = widened
         builder.create_dot = lambda own, a, b, total, *options: self._dot(a, b, total)
         for name in dir(builder):
             if name.startswith(("create_icmp", "create_fcmp")):
