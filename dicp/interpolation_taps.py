@@ -5,6 +5,7 @@ All functions compute with tensors in the precision of eager's: real ones, or th
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -16,9 +17,25 @@ Processing" (1981)."""
 
 Tap = tuple[Tensor, Tensor]
 """For each result, a point of the input and its weight."""
+Taps = Callable[[Tensor, Any], list[Tap]]
+"""The taps of results, by where they lie in the input and the input's size."""
 
 
-def sources(places: Tensor, size: Any, out: Any, align_corners: bool, factor: Any) -> Tensor:
+def taps_along(
+    taps: Taps, size: Any, out: Any, align_corners: bool, factor: Any, same: bool,
+    dtype: torch.dtype, device: torch.device,
+) -> list[Tap]:  # fmt: skip
+    """The taps of `out` results along an axis of `size` points, with weights of `dtype`.
+
+    `same`: whether there are known to be as many results as points.
+    """
+    places = torch.arange(out, device=device)
+    if same and taps is linear_taps:
+        return _same_taps(places, dtype)
+    return taps(_sources(places.to(dtype), size, out, align_corners, factor), size)
+
+
+def _sources(places: Tensor, size: Any, out: Any, align_corners: bool, factor: Any) -> Tensor:
     """Where the results at `places`, of `out` along the axis, lie in its input, in elements."""
     if align_corners:
         return places * ((size - 1) / (out - 1) if out > 1 else 0)
@@ -33,7 +50,7 @@ def linear_taps(source: Tensor, size: Any) -> list[Tap]:
     return [(first, 1 - part), ((first + 1).clamp(max=size - 1), part)]
 
 
-def same_taps(places: Tensor, dtype: torch.dtype) -> list[Tap]:
+def _same_taps(places: Tensor, dtype: torch.dtype) -> list[Tap]:
     """Linear taps where results and inputs are as many: eager multiplies the second one by 0."""
     none = torch.zeros_like(places, dtype=dtype)
     return [(places, 1 - none), (places, none)]

@@ -339,7 +339,7 @@ d_inline float d_normal_cdf_tanh(float x) {
 //
 // exp(x) without its power of two, less 1. The power is returned in the exponent bits of `power`, which
 // the caller adds to the bits of the result. Coefficients: Moshier, Cephes (1992).
-d_inline float d_exp_fraction_below_one(float x, uint32_t& power) {
+d_inline float d_expm1_fraction(float x, uint32_t& power) {
   const float shift = 12582912.0f;  // adding it rounds to an integer, left in the lowest bits
   const float moved = d_madd(x, 1.44269504088896341f, shift), n = moved - shift;
   const float r = d_madd(n, 2.12194440e-4f, d_madd(n, -0.693359375f, x)), s = r * r;
@@ -349,7 +349,7 @@ d_inline float d_exp_fraction_below_one(float x, uint32_t& power) {
   power = d_bits(moved) << 23;
   return d_madd(d_madd(d_madd(a, s, b), s, c), s, r);
 }
-d_inline float d_exp_fraction(float x, uint32_t& power) { return d_exp_fraction_below_one(x, power) + 1.0f; }
+d_inline float d_exp_fraction(float x, uint32_t& power) { return d_expm1_fraction(x, power) + 1.0f; }
 // Within 2 units in the last place. The power of two is applied in two steps, so that results may be
 // subnormal or infinite.
 d_inline float d_exp(float x) {
@@ -423,7 +423,7 @@ d_inline float d_normal_cdf_tanh(float x) {
 d_inline float d_tanh(float x) {
   const float size = d_abs(x), twice = size > 10.0f ? 20.0f : size + size;
   uint32_t power;
-  const float fraction = d_exp_fraction_below_one(twice, power), scale = d_float(power + (127u << 23));
+  const float fraction = d_expm1_fraction(twice, power), scale = d_float(power + (127u << 23));
   const float m = d_madd(scale, fraction, scale - 1.0f);
   const bool near = !(m >= 6.0f);
   const float part = (near ? m : 2.0f) / (m + 2.0f);

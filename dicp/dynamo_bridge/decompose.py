@@ -257,25 +257,31 @@ REPLACED: dict[Any, tuple[Callable[..., Any], int, frozenset[str]]] = {
         multi_margin_loss, 5, frozenset({"p", "margin", "weight", "reduction"}),
     ),
 }  # fmt: skip
-"""What stands for a function with which numbers of positional and names of keyword arguments."""
+"""Function -> ours, the most positional and the names of the keyword arguments that ours takes."""
 
 
 def replace_wrong_decompositions(gm: fx.GraphModule) -> None:
     """Call ours, in Dynamo's graph, in place of a function that tracing decomposes wrongly."""
-    graph = gm.graph
+    replacements: dict[fx.Node, Callable[..., Any]] = {}
     for function, (ours, most, named) in REPLACED.items():
-        for node in graph.find_nodes(op="call_function", target=function):
+        for node in gm.graph.find_nodes(op="call_function", target=function):
             if len(node.args) <= most and node.kwargs.keys() <= named:
-                node.target = ours
-    gm.recompile()
+                replacements[node] = ours
+    _set_targets(gm, replacements)
 
 
 def keep_interpolation(gm: fx.GraphModule, target: Target, train: bool) -> None:
     """Call ours, in Dynamo's graph, for interpolation whose gradient the target has a rule for."""
-    found = gm.graph.find_nodes(op="call_function", target=F.interpolate)
-    for node in found:
+    replacements: dict[fx.Node, Callable[..., Any]] = {}
+    for node in gm.graph.find_nodes(op="call_function", target=F.interpolate):
         mode = node.args[3] if len(node.args) > 3 else node.kwargs.get("mode", "nearest")
         if not train or all(target.rule_kind(op) for op in gradients_of(str(mode))):
-            node.target = interpolate
-    if found:
+            replacements[node] = interpolate
+    _set_targets(gm, replacements)
+
+
+def _set_targets(gm: fx.GraphModule, targets: Mapping[fx.Node, Callable[..., Any]]) -> None:
+    for node, target in targets.items():
+        node.target = target
+    if targets:
         gm.recompile()

@@ -20,7 +20,7 @@ from torch import Tensor
 from dicp import torch_private
 from dicp.dtypes import REDUCED_FLOATS
 from dicp.dynamo_bridge.memory_formats import suggested_format
-from dicp.interpolation_taps import Tap, cubic_taps, linear_taps, same_taps, sources
+from dicp.interpolation_taps import Tap, Taps, cubic_taps, linear_taps, taps_along
 from dicp.torch_private import HOST, give_shapes
 
 aten = torch.ops.aten
@@ -141,9 +141,6 @@ def _scaled(size: Any, factor: Any) -> Any:
     return torch.sym_int(size * factor)
 
 
-Taps = Callable[[Tensor, Any], list[Tap]]
-
-
 def interpolation(taps: Taps) -> Callable[..., Any]:
     """The decomposition of interpolation by `taps`: weighted sums along one dimension after the
     other. Integers are left whole.
@@ -158,16 +155,16 @@ def interpolation(taps: Taps) -> Callable[..., Any]:
         if not input.is_floating_point():
             return NotImplemented
         dtype = torch.float32 if input.dtype in REDUCED_FLOATS else input.dtype
-        axes: list[list[Tap]] = []
         rest = (None,) * (len(output_size) - len(factors))
-        dims = zip(input.shape[2:], output_size, (*factors, *rest), strict=True)
-        for size, out, factor in dims:
-            places = torch.arange(out, device=input.device)
-            if taps is linear_taps and torch_private.statically_known_true(size == out):
-                axes.append(same_taps(places, dtype))
-            else:
-                source = sources(places.to(dtype), size, out, align_corners, factor)
-                axes.append(taps(source, size))
+        axes = [
+            taps_along(
+                taps, size, out, align_corners, factor,
+                torch_private.statically_known_true(size == out), dtype, input.device,
+            )
+            for size, out, factor in zip(
+                input.shape[2:], output_size, (*factors, *rest), strict=True
+            )
+        ]  # fmt: skip
         on_host = input.device.type == HOST
         plain = not on_host and input.shape[1] < FEW_CHANNELS
         wanted = torch.contiguous_format if plain else suggested_format(input)

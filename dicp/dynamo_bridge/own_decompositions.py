@@ -187,9 +187,7 @@ def multilabel_margin_loss(input: Tensor, target: Tensor, *, reduction: str = "m
     # A margin of NaN counts nothing, and one of 0 has no gradient.
     counted = present.unsqueeze(-1) & ~is_label.unsqueeze(1) & (margins > 0)
     loss = torch.where(counted, margins / count, 0).sum((1, 2))
-    if reduction == "none":
-        return loss.reshape(target.shape[:-1])
-    return loss.mean() if reduction == "mean" else loss.sum()
+    return _reduced(loss, target.shape[:-1], reduction)
 
 
 def multi_margin_loss(
@@ -212,8 +210,13 @@ def multi_margin_loss(
     positive = torch.where(counted, margins, 0)
     powers = positive if p == 1 else positive * positive
     loss = (powers if weight is None else powers * weight[labels]).mean(1)
+    return _reduced(loss, target.shape, reduction)
+
+
+def _reduced(loss: Tensor, shape: Any, reduction: str) -> Tensor:
+    """The losses of all rows, in `shape` if they are not reduced."""
     if reduction == "none":
-        return loss.reshape(target.shape)
+        return loss.reshape(shape)
     return loss.mean() if reduction == "mean" else loss.sum()
 
 

@@ -41,7 +41,7 @@ TESTS = {aten.isnan: ("IsNan", False), aten.isinf: ("IsInf", False)}
 
 ARITHMETIC = {
     aten.atan2: "Atan2", aten.maximum: "Maximum", aten.minimum: "Minimum", aten.fmod: "Mod",
-    aten.remainder: "FloorMod", aten.nextafter: "NextAfter",
+    aten.remainder: "FloorMod",
 }  # fmt: skip
 """Operators computed in the result's dtype, to which eager rounds numbers."""
 
@@ -113,12 +113,16 @@ def _arithmetic(kind: str) -> Any:
             if kind not in table:
                 raise NoRule(f"{kind} of booleans")
             return g.op(table[kind], g.as_type(x, torch.bool), g.as_type(y, torch.bool))
-        narrow = kind == "NextAfter" and g.dtype in REDUCED_FLOATS
-        if narrow and not g.takes(kind, "x1", g.dtype):
-            raise NoRule("the neighbour of a 16-bit float is not that of a wider one")
         return g.op(kind, g.as_type(x, g.dtype), g.as_type(y, g.dtype))
 
     return apply
+
+
+@rule(aten.nextafter.default)
+def nextafter(g: Ops, x: Value, y: Value) -> Value:
+    if g.dtype in REDUCED_FLOATS and not g.takes("NextAfter", "x1", g.dtype):
+        raise NoRule("the neighbour of a 16-bit float is not that of a wider one")
+    return g.op("NextAfter", g.as_type(x, g.dtype), g.as_type(y, g.dtype))
 
 
 def common_dtype(*operands: Operand) -> torch.dtype:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from dicp.interpolation_taps import Tap, cubic_taps, linear_taps, same_taps, sources
+from dicp.interpolation_taps import Tap, Taps, cubic_taps, linear_taps, taps_along
 from dicp.loop.ir import expr as ir
 from dicp.loop.ir.expr import Expr, cast
 from dicp.loop.ir.index import Index, dense_strides
@@ -81,7 +81,7 @@ def _order_in_memory(images: Tensor) -> Sequence[int]:
     return [0, *axes[2:], 1] if last else axes
 
 
-def _backward(op: Any, taps: Callable[[Tensor, int], list[Tap]]) -> Callable[..., Any]:
+def _backward(op: Any, taps: Taps) -> Callable[..., Any]:
     library = plain(op)
 
     def lowered(
@@ -100,12 +100,9 @@ def _backward(op: Any, taps: Callable[[Tensor, int], list[Tap]]) -> Callable[...
             zip(input_size[2:], output_size, factors, strict=True), start=2
         ):
             with disable_current_modes():  # of fake tensors: the tables are real
-                places = torch.arange(out, device=device)
-                if taps is linear_taps and size == out:
-                    found = same_taps(places, value.dtype)
-                else:
-                    given = places.to(value.dtype)
-                    found = taps(sources(given, size, out, align_corners, factor), size)
+                found = taps_along(
+                    taps, size, out, align_corners, factor, size == out, value.dtype, device
+                )
                 readers = _Readers.of(found, size)
             value = _gathered(lw, value, axis, out, readers)
         return lw.cast(value, g.dtype)

@@ -1,18 +1,12 @@
 // Depthwise convolution of channels-last images, and its gradients: vectors are of channels, and the
-// sums of several adjacent pixels are in registers. Numbers are float or
-// bfloat16 in memory; filters' gradients and all sums are float.
+// sums of several adjacent pixels are in registers. Numbers are float or bfloat16 in memory; filters'
+// gradients and all sums are float.
 #pragma once
 #include "convolution.h"
 
 constexpr int64_t d_pixels_per_sum = 128;  // pixels of a block sum of a filter's gradient
 
-d_inline d_vec d_load_lanes(const float* from) { return *(const d_vec*)from; }
 d_inline void d_store_lanes(float* to, d_vec from) { *(d_vec*)to = from; }
-d_inline d_vec d_load_lanes(const d_bf16* from) {
-  d_bf16 some __attribute__((vector_size(2 * d_lanes)));
-  __builtin_memcpy(&some, from, sizeof some);
-  return (d_vec)(__builtin_convertvector(some, d_words) << 16);
-}
 d_inline void d_store_lanes(d_bf16* to, d_vec from) {
 #if defined(__AVX512BF16__)
   d_bf16 some __attribute__((vector_size(2 * d_lanes)));
@@ -70,7 +64,7 @@ template <class T, int TAPS, int STEP, bool TRANSPOSED> struct d_depthwise_image
 #pragma GCC unroll 32
     for (int i = 0; i < reads; ++i) {
       if (i < first || i >= last) continue;
-      const d_vec pixel = d_load_lanes(seen + i * step);
+      const d_vec pixel = d_load_floats(seen + i * step);
 #pragma GCC unroll 8
       for (int t = 0; t < TAPS; ++t) {
         const int at = TRANSPOSED ? (i - before) * STEP + t : i - t, x = TRANSPOSED ? at : at / STEP;
@@ -174,11 +168,11 @@ template <class T, int TAPS, int STEP> struct d_depthwise_filters {
 #pragma GCC unroll 8
     for (int t = 0; t < TAPS; ++t) sum[t] = ((const d_vec*)sums)[t];
 #pragma GCC unroll 8
-    for (int x = 0; x < N; ++x) grad[x] = d_load_lanes(grad_row + x * step);
+    for (int x = 0; x < N; ++x) grad[x] = d_load_floats(grad_row + x * step);
 #pragma GCC unroll 32
     for (int i = 0; i < (N - 1) * STEP + TAPS; ++i) {
       if (i < first || i >= last) continue;
-      const d_vec pixel = d_load_lanes(seen + i * step);
+      const d_vec pixel = d_load_floats(seen + i * step);
 #pragma GCC unroll 8
       for (int t = 0; t < TAPS; ++t)
         if (i >= t && (i - t) % STEP == 0 && (i - t) / STEP < N)
@@ -207,8 +201,8 @@ template <class T, int TAPS, int STEP> struct d_depthwise_filters {
       const T* seen = image + high.source(row, y) * wide.in * all.channels;
       d_vec sum = {};
       for (int64_t p = wide.first(x); high.inside(row, y) && p < wide.last(x); ++p)
-        sum += d_load_lanes(grad_row + p * all.channels) *
-               d_load_lanes(seen + wide.source(p, x) * all.channels);
+        sum += d_load_floats(grad_row + p * all.channels) *
+               d_load_floats(seen + wide.source(p, x) * all.channels);
       ((d_vec*)sums)[tap] += sum;
     }
   }
