@@ -28,6 +28,8 @@ CASES = [
     ((2, 3, 40), (70, 3, 9), {"padding": 3}),
     ((2, 3, 40), (70, 3, 9), {"padding": 4}),
     ((2, 64, 30), (64, 64, 9), {"padding": 2, "stride": 2}),
+    ((2, 17, 12, 14), (33, 17, 1, 5), {"padding": 1}),
+    ((2, 3, 17, 15), (40, 3, 2, 3), {"padding": 4, "dilation": 2}),
 ]
 """Of images, filters, and options: those that eager computes by oneDNN, and from patches."""
 

@@ -185,20 +185,28 @@ def test_filters_of_few_channels(tmp_path: Path, taps: int, options: dict[str, A
 
 def test_larger_convolutions(tmp_path: Path) -> None:
     """Images in parts, some of them the last; tiles that pixels of several rows share."""
+
+    def kernel(filters: int, taps: int, small: bool) -> str:
+        if taps == 1 and not small:
+            return "product"
+        return "im2col" if small or filters >= choice.limits().filters else "convolution"
+
     for image, filters, stride in (
         ((1, 64, 61, 40), (44, 64, 3, 3), 1),
         ((3, 60, 57, 31), (30, 60, 3, 3), 2),
         ((2, 96, 1, 1700), (32, 96, 1, 9), 1),
         ((1, 512, 7, 7), (100, 512, 3, 3), 1),
+        ((2, 60, 33, 30), (130, 60, 3, 3), 1),
+        ((2, 130, 30, 33), (40, 130, 3, 3), 1),
         ((2, 300, 16, 15), (200, 300, 1, 1), 1),
     ):
         convolve = functools.partial(F.conv2d, stride=stride, padding=filters[-1] // 2)
         operands = leaf(*image), leaf(*filters), leaf(filters[0])
         steps = check(tmp_path, lambda x, w, b: convolve(x, w, b), *operands)  # noqa: B023
         small = image[-1] == 7
-        name = "im2col" if small else "product" if filters[-1] == 1 else "convolution"
-        assert f"dicp_{name}_biased" in steps
-        routine = "im2col_images" if small or stride > 1 else name
+        count, channels, _, taps = filters
+        assert f"dicp_{kernel(count, taps, small)}_biased" in steps
+        routine = "im2col_images" if stride > 1 else kernel(channels, taps, small)
         assert f"dicp_{routine}" in steps, "the gradient of the images"
         assert f"dicp_{'im2col' if small else 'convolution'}_filters" in steps
 
@@ -251,7 +259,7 @@ def test_kernels_by_the_width_of_vectors(wide: bool, monkeypatch: pytest.MonkeyP
 
     large, small = kernels(32, 3), kernels(8, 3)
     pixels, light = kernels(16, 1), kernels(3, 3, images=1)
-    assert large == (["convolution"] * 3 if wide else [None, None, "convolution"])
+    assert large == (["im2col", "im2col", "convolution"] if wide else [None, None, "convolution"])
     assert small == (["im2col"] * 3 if wide else ["im2col", None, "im2col"])
     assert pixels == (["product", "product", "convolution"] if wide else [None, None, None])
     assert light == ["im2col"] * 3

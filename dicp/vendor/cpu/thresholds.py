@@ -6,6 +6,7 @@ compared with is measured on each machine instead (`calibration.py`).
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 # ---- threads --------------------------------------------------------------------------------
@@ -155,12 +156,19 @@ class ConvolutionLimits:
     """Pixels of the result up to which it is where they are reduced over."""
     reduced_columns: int
     """Pixels per row of the result below which it is where they are reduced over."""
+    filters: float
+    """Filters of several taps from which im2col takes less time than a direct convolution."""
 
 
-WIDE_CONVOLUTIONS = ConvolutionLimits(3 << 23, MAX_CONVOLUTION, 16, 64, 256, 16)
+WIDE_CONVOLUTIONS = ConvolutionLimits(3 << 23, MAX_CONVOLUTION, 16, 64, 256, 16, 128)
 """With AVX-512. im2col, measured on ResNet-50 and a U-Net: 0.4 to 0.85 of the library's time and
-0.5 to 1.0 of our direct kernel's; with 32 pixels per row 1.05 to 1.4."""
-NARROW_CONVOLUTIONS = ConvolutionLimits(1 << 23, 1 << 23, 8, 16, 64, 12)
+0.5 to 1.0 of our direct kernel's; with 32 pixels per row 1.05 to 1.4.
+
+im2col copies a pixel once for each tap, and the direct kernel computes the positions between rows.
+Of the direct kernel's time it takes, on an AMD EPYC (Zen 4), 17 to 112 pixels per row, 1.09 to 1.14
+with 32 filters, 1.0 to 1.06 with 64, 0.98 to 1.03 with 96, 0.95 to 1.0 with 128 and 0.87 to 0.96
+with 256 and more."""
+NARROW_CONVOLUTIONS = ConvolutionLimits(1 << 23, 1 << 23, 8, 16, 64, 12, math.inf)
 """With AVX2, 38 shapes on an AMD EPYC (Zen 3), one thread, of the library's time. Results: im2col
 0.6 to 0.9 within these limits, 1.0 to 1.3 with 14 and 16 pixels per row; direct 1.0 up to 2^23
 multiplications, 1.1 to 1.4 beyond; products of pixels 1.2 to 1.4. Gradients of images: 1.0 to 2.1

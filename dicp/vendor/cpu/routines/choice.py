@@ -149,11 +149,9 @@ def result(
         fits = last and how.fits_depthwise(x, w) and depthwise.is_better(w, out, axes)
         return "depthwise" if fits else None
     if rows and not how.of_single_pixels(x, axes):
-        first_axes = how.axes(image, w, sizes)
-        if _is_by_im2col(w, w.shape[0] // how.groups, sizes, first_axes):
-            return "im2col"
-        if _is_better(w, sizes, first_axes):
-            return "product" if how.by_pixel(x, axes) else "convolution"
+        kind = _of_rows(w, w.shape[0] // how.groups, sizes, how.axes(image, w, sizes))
+        if kind is not None:
+            return "product" if kind == "convolution" and how.by_pixel(x, axes) else kind
     if last and (how.in_patches(x, axes) or how.reads_few_pixels(x, axes)):
         return "patchify"
     return "nhwc" if last and _is_by_nhwc(how, image, w, sizes) else None
@@ -164,17 +162,15 @@ def images_gradient(how: Options, x: Shaped, w: Shaped, out: Sequence[Size]) -> 
     axes, groups = how.axes(x, w, out), how.groups
     if not isinstance(groups, int) or not _is_at_most(limits().most, w, out):
         return None
-    small = _is_by_im2col(w, w.shape[1], x.shape, axes)
-    if of_one_pixel(axes):  # a product reads filters in place
-        small = small and product(x.shape[2:]) <= CONVOLUTION_TILE  # type: ignore[operator]
-    if small or groups > 1 or any(axis[3] != 1 for axis in axes):
+    if not is_transposed(how):
         dilated = any(axis[3] != 1 != axis[5] for axis in axes)
         few = w.shape[1] < MIN_FILTERS // 2  # type: ignore[operator]
         return None if dilated or few else "im2col"
     exchanged = Planned((w.shape[1], w.shape[0], *w.shape[2:]), w.dtype)
-    if not _is_better(exchanged, x.shape, transposed(axes)):
-        return None
-    return "product" if of_one_pixel(axes) else "convolution"
+    kind = _of_rows(exchanged, w.shape[1], x.shape, transposed(axes))
+    if kind == "im2col" and product(x.shape[2:]) <= CONVOLUTION_TILE:  # type: ignore[operator]
+        return kind
+    return "product" if kind and of_one_pixel(axes) else kind  # it reads filters in place
 
 
 def filters_gradient(how: Options, x: Shaped, w: Shaped, out: Sequence[Size]) -> str | None:
@@ -184,6 +180,11 @@ def filters_gradient(how: Options, x: Shaped, w: Shaped, out: Sequence[Size]) ->
     if _is_by_im2col(w, rows, out, axes, few=True) or _is_thin(w, rows, out, axes):
         return "im2col"
     return "convolution" if _is_better_gradient(w, out, axes) else None
+
+
+def is_transposed(how: Options) -> bool:
+    """Whether the gradient of row-major images is a convolution with transposed filters."""
+    return how.groups == 1 and all(step == 1 for step in how.stride)
 
 
 def transposed(axes: Sequence[Axis]) -> list[Axis]:
@@ -216,6 +217,16 @@ def _is_better(w: Shaped, out: Sequence[Size], axes: Sequence[Axis]) -> bool:
     if not _is_at_most(limits().most, w, out):
         return False
     return out[0] == 1 or _is_at_most(limits().light, w, out) or _share(axes) >= MIN_TILE_SHARE
+
+
+def _of_rows(w: Shaped, rows: Size, out: Sequence[Size], axes: Sequence[Axis]) -> str | None:
+    """Our kernel for `rows` filters and row-major images, if it is faster than the library."""
+    if _is_by_im2col(w, rows, out, axes):
+        return "im2col"
+    if not _is_better(w, out, axes):
+        return None
+    many = isinstance(rows, int) and rows >= limits().filters
+    return "im2col" if many and any(axis[2] != 1 for axis in axes) else "convolution"
 
 
 def _is_better_gradient(w: Shaped, grad: Sequence[Size], axes: Sequence[Axis]) -> bool:

@@ -55,14 +55,13 @@ def convolution(
         return depthwise.convolved(lw, x, w, bias, out, axes)
     if kind == "patchify":
         return patchify.convolved(lw, x, w, bias, out, axes)
-    if kind == "product" and _pixels_in_rows(lw.realize(x)):
+    if kind == "product":
         return _by_pixel_in_rows(lw, x, lw.reshape(w, w.shape[:2]), bias, out)
     if kind == "nhwc":
         return nhwc.convolved(lw, x, w, bias, out, axes)
     if kind is not None:
-        skips = _skips_padding(x, w, how.groups) if _in_own_kernel(axes[-1]) else 0
-        name = "dicp_im2col" if kind == "im2col" else "dicp_convolution"
-        return _convolved(lw, x, w, bias, out, axes, how.groups, skips, name)
+        skips = _skips_padding(x, w, axes, how.groups) if _in_own_kernel(axes[-1]) else 0
+        return _convolved(lw, kind, x, w, bias, out, axes, how.groups, skips)
     result: Value = plain(aten.convolution.default)(lw, x, w, bias, *options, **named)
     return result
 
@@ -147,17 +146,17 @@ def _is_row_major(out: Ref) -> bool:
     return out.strides[2:] == contiguous_strides(out.shape[2:])
 
 
-def _skips_padding(x: Value, w: Value, groups: int) -> Size:
+def _skips_padding(x: Value, w: Value, axes: Sequence[Axis], groups: int) -> Size:
     """Not 0 where eager skips padding, so that no infinity or NaN is multiplied by its zeros.
 
-    oneDNN skips it, except for 1x1 filters, groups whose channels do not fill vectors, and
-    gradients of dilated filters. Small single images are computed by im2col with zeros, and so is
-    everything in float64.
+    oneDNN skips it, except for 1x1 filters, groups whose channels do not fill vectors, gradients of
+    dilated filters, and where a pixel of the result would read only padding. Small single images
+    are computed by im2col with zeros, and so is everything in float64.
     """
     taps = w.shape[2:]
     if not all(isinstance(n, int) for n in (*w.shape, groups)):
         return 1
-    if all(tap == 1 for tap in taps):
+    if all(tap == 1 for tap in taps) or any(map(_reads_only_padding, axes)):
         return 0
     if groups > 1:
         channels, filters = w.shape[1], w.shape[0] // groups
@@ -165,6 +164,13 @@ def _skips_padding(x: Value, w: Value, groups: int) -> Size:
     if len(taps) > 1 and all(tap > 3 for tap in taps):  # type: ignore[operator]
         return 1
     return normal(x.shape[0] - 1 + FloorDiv(product(x.shape), EAGER_IM2COL_PIXELS + 1))
+
+
+def _reads_only_padding(axis: Axis) -> bool:
+    """Whether the first pixel of the result reads nothing but padding."""
+    _, _, taps, _, padding, dilation = axis
+    known = all(isinstance(n, int) for n in (taps, padding, dilation))
+    return known and padding > (taps - 1) * dilation
 
 
 def _in_own_kernel(axis: Axis) -> bool:
@@ -195,6 +201,7 @@ def _problem(
 
 def _convolved(
     lw: Lowering,
+    kind: str,
     x: Value,
     w: Value,
     bias: Value | None,
@@ -202,11 +209,10 @@ def _convolved(
     axes: Sequence[Axis],
     groups: int,
     skips: Size,
-    name: str = "dicp_convolution",
 ) -> Value:
     image, sizes = _problem(lw, x, w, axes, groups, out, skips)
     refs = [image, lw.realize_to_read(w, contiguous_strides(w.shape))]
-    return call_biased(lw, name, refs, bias, out, sizes)
+    return call_biased(lw, f"dicp_{kind}", refs, bias, out, sizes)
 
 
 def _in_rows(lw: Lowering, x: Value) -> Ref:
@@ -246,7 +252,7 @@ def _backward(
     if kind is None:
         return found[0], None
     grad_output, axes = _in_rows(lw, grad), how.axes(x, w, grad.shape)
-    skips = _skips_padding(x, w, how.groups) if all(axis[5] == 1 for axis in axes) else 0
+    skips = _skips_padding(x, w, axes, how.groups) if all(axis[5] == 1 for axis in axes) else 0
     image, sizes = _problem(lw, x, w, axes, how.groups, grad_output, skips)
     (found[1],) = call(lw, f"dicp_{kind}_filters", (image, grad_output), (filters,), sizes)
     return found[0], found[1]
@@ -258,17 +264,17 @@ def _images_gradient(
     """grad_output convolved with the filters; None where the library is faster."""
     kind = choice.images_gradient(how, in_first_call(lw, x), w, lw.first_sizes(grad.shape))
     axes = how.axes(x, w, grad.shape)
-    if kind == "im2col":
-        grad_output, sizes = _problem(lw, grad, w, axes, how.groups, images, skips=1)
-        weights = lw.realize_to_read(w, contiguous_strides(w.shape))
-        return call(lw, "dicp_im2col_images", (grad_output, weights), (images,), sizes)[0]
+    if kind is None:
+        return None
     if kind == "product":
         filters = lw.permute(lw.reshape(w, w.shape[:2]), [1, 0])
         return _by_pixel_in_rows(lw, grad, filters, None, images)
-    if kind == "convolution":
+    if choice.is_transposed(how):
         transposed = choice.transposed(axes)
-        return _convolved(lw, grad, _transposed(lw, w), None, images, transposed, 1, skips=1)
-    return None
+        return _convolved(lw, kind, grad, _transposed(lw, w), None, images, transposed, 1, skips=1)
+    grad_output, sizes = _problem(lw, grad, w, axes, how.groups, images, skips=1)
+    weights = lw.realize_to_read(w, contiguous_strides(w.shape))
+    return call(lw, "dicp_im2col_images", (grad_output, weights), (images,), sizes)[0]
 
 
 def _transposed(lw: Lowering, w: Value) -> Value:
