@@ -211,6 +211,26 @@ def test_larger_convolutions(tmp_path: Path) -> None:
         assert f"dicp_{'im2col' if small else 'convolution'}_filters" in steps
 
 
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize("taps", [(2, 2), (3, 4)], ids=str)
+def test_transposed_convolutions_in_patches(
+    tmp_path: Path, taps: tuple[int, int], biased: bool
+) -> None:
+    """A product makes a patch of each pixel; infinite and NaN pixels stay in their patches."""
+
+    def convolve(x: Tensor, *operands: Tensor) -> Tensor:
+        return F.conv_transpose2d(x[:, ::2], *operands, stride=taps)
+
+    operands = (leaf(17, 5, *taps), leaf(5))[: 1 + biased]
+    check(tmp_path, convolve, leaf(3, 34, 17, 19), *operands)
+    x, *rest = (t.detach() for t in (leaf(3, 34, 17, 19), *operands))
+    x[0, 0, 3, 3], x[1, 2, 0, 0] = torch.inf, torch.nan
+    steps = check(tmp_path, convolve, x, *rest)
+    assert any(step.startswith("dicp_product") for step in steps), steps
+    few = check(tmp_path, convolve, torch.randn(1, 34, 15, 15), *rest)
+    assert not any(step.startswith("dicp") for step in few), few
+
+
 def test_heavy_and_wasteful_convolutions_go_to_the_library(tmp_path: Path) -> None:
     """Many images of few pixels would use half of each tile; few filters, patches too seldom."""
     steps = check(tmp_path, F.conv2d, torch.randn(128, 330, 4, 4), torch.randn(30, 330, 3, 3))

@@ -141,6 +141,8 @@ def test_small_images_and_steps_are_told(train: bool, monkeypatch: pytest.Monkey
         (((4, 64, 8, 8), (40, 64, 3, 3)), {"padding": (1, 1)}, ["im2col"]),
         (((1, 8, 24, 24), (6, 8, 1, 1)), {}, ["product"]),
         (((4, 256, 34, 34), (512, 256, 3, 3)), {}, []),
+        (((2, 8, 20, 16), (8, 6, 2, 2)), {"stride": 2, "output_padding": 0}, ["product"]),
+        (((2, 8, 20, 16), (8, 6, 3, 3)), {"stride": 2, "output_padding": 1}, []),
     ],
 )
 def test_convolutions_are_told_as_they_are_lowered(
@@ -148,6 +150,8 @@ def test_convolutions_are_told_as_they_are_lowered(
 ) -> None:
     x, w = (torch.randn(shape) for shape in shapes)
     convolve = F.conv2d if x.ndim == 4 else F.conv1d
+    if "output_padding" in options:
+        convolve = F.conv_transpose2d
     gm = graph_of(lambda x, w: convolve(x, w, **options), x, w)
     assert expected_groups(gm, False, lambda which: True) == [Group(name, "") for name in names]
 

@@ -32,6 +32,7 @@ from dicp.vendor.cpu.thresholds import (
     NHWC_STRIDED_PIXELS,
     THIN_CHANNELS,
     THIN_PIXELS,
+    TRANSPOSED_PIXELS,
     WIDE_CONVOLUTIONS,
     ConvolutionLimits,
 )
@@ -121,6 +122,11 @@ class Options:
     def in_patches(self, x: Shaped, axes: Sequence[Axis]) -> bool:
         return len(x.shape) == 4 and self.groups == 1 and patchify.fit(axes)
 
+    def makes_patches(self, x: Shaped, w: Shaped, out: Sequence[Size]) -> bool:
+        """Whether a transposed convolution makes a patch of each pixel, of enough pixels."""
+        fits = self.in_patches(x, self.axes(Planned(out, x.dtype), w, x.shape))
+        return fits and w.dtype == torch.float32 and product(x.shape[2:]) >= TRANSPOSED_PIXELS  # type: ignore[operator]
+
     def by_pixel(self, x: Shaped, axes: Sequence[Axis]) -> bool:
         return len(x.shape) == 4 and self.groups == 1 and of_one_pixel(axes)
 
@@ -142,6 +148,8 @@ def result(
     image, sizes = Planned(first(x.shape), x.dtype), first(out)
     if how.transposed:
         how, images = replace(how, transposed=False), Planned(sizes, x.dtype)
+        if rows and how.makes_patches(image, w, sizes):
+            return "transposed_patches"
         fits = last and how.fit(x, w) and is_images_gradient_by_nhwc(how, images, w, image.shape)
         return "transposed" if fits else None
     axes = how.axes(x, w, out)

@@ -50,6 +50,8 @@ def convolution(
     if kind == "transposed":
         axes = replace(how, transposed=False).axes(out, w, x.shape)
         return nhwc.images_gradient(lw, x, w, bias, out, axes)
+    if kind == "transposed_patches":
+        return patchify.transposed(lw, x, w, bias, out)
     axes = how.axes(x, w, out.shape)
     if kind == "depthwise":
         return depthwise.convolved(lw, x, w, bias, out, axes)

@@ -58,7 +58,7 @@ def expected_groups(
             ours = _has_own_kernel(node, value, past_blas)
             called = _groups_of_product(node, value, train) if ours else ()
         names: Iterable[str] = _with_gradients(called, train)
-        if _operator(node) in CONVOLUTIONS:
+        if _operator(node) in (*CONVOLUTIONS, F.conv_transpose2d):
             # Images are channels last in bfloat16 and in graphs with a depthwise convolution.
             last = value.ndim == 4 and (depthwise or value.dtype == torch.bfloat16)
             names = _groups_of_convolution(node, value, last, train)
@@ -129,7 +129,10 @@ def _is_depthwise(node: fx.Node) -> bool:
 def _groups_of_convolution(
     node: fx.Node, out: torch.Tensor, last: bool, train: bool
 ) -> Iterable[str]:
-    """The groups that compute the result and, in training, both gradients."""
+    """The groups that compute the result and, in training, both gradients.
+
+    The gradients of a transposed convolution are library calls.
+    """
     x, w = (_tensor(_argument(node, *which)) for which in ((0, "input", None), (1, "weight", None)))
     if x is None or w is None or x.ndim != out.ndim:
         return
@@ -141,6 +144,7 @@ def _groups_of_convolution(
         return
     images, sizes = choice.Planned(_in_first_call(x.shape), x.dtype), _in_first_call(out.shape)
     kinds = [choice.result(how, images, w, sizes, not last, last)]
+    train = train and not how.transposed
     if train and not last:
         kinds.append(choice.images_gradient(how, images, w, sizes))
         filters = choice.filters_gradient(how, images, w, sizes)
@@ -154,8 +158,10 @@ def _groups_of_convolution(
         if kind == "depthwise":
             taps = columns_of(how.axes(images, w, sizes))
             yield from (f"depthwise_{taps}", *([f"depthwise_gradients_{taps}"] if train else []))
+        elif kind == "patchify":
+            yield _group_of_patches(out, w)
         else:
-            yield _group_of_patches(out, w) if kind == "patchify" else kind
+            yield {"transposed": "nhwc", "transposed_patches": "product"}.get(kind, kind)
 
 
 def _group_of_patches(out: torch.Tensor, w: torch.Tensor) -> str:
@@ -172,13 +178,14 @@ def _in_first_call(sizes: Iterable[Any]) -> list[int]:
 
 def _options(node: fx.Node, x: torch.Tensor, w: torch.Tensor) -> choice.Options:
     """The convolution's arguments besides its tensors; its padding may be a string."""
-    count = x.ndim - 2
-    stride, padding, dilation = (
+    count, transposed = x.ndim - 2, _operator(node) is F.conv_transpose2d
+    stride, padding, dilation, output_padding = (
         list(value) if isinstance(value, (tuple, list)) else [value] * count
         for value in (
             _argument(node, 3, "stride", 1),
             _argument(node, 4, "padding", 0),
-            _argument(node, 5, "dilation", 1),
+            _argument(node, 7 if transposed else 5, "dilation", 1),
+            _argument(node, 5, "output_padding", 0) if transposed else 0,
         )
     )
     if padding[0] == "same":
@@ -186,7 +193,7 @@ def _options(node: fx.Node, x: torch.Tensor, w: torch.Tensor) -> choice.Options:
     elif padding[0] == "valid":
         padding = [0] * count
     groups = _argument(node, 6, "groups", 1)
-    return choice.Options(stride, padding, dilation, False, [0] * count, groups)
+    return choice.Options(stride, padding, dilation, transposed, output_padding, groups)
 
 
 def _argument(node: fx.Node, position: int, name: str, default: Any) -> Any:

@@ -1,6 +1,7 @@
-"""Convolutions of channels-last images that read each element once: products with their patches.
+"""Convolutions that read each element once: products with the patches of images.
 
 Filters are 1x1, or as large as the stride: downsampling between stages, and patch embeddings.
+Images are channels last; transposed convolutions, for upsampling, have row-major ones.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from dicp.loop.ir.expr import Ref
-from dicp.loop.ir.index import Size, product
+from dicp.loop.ir.index import Size, contiguous_strides, product
 from dicp.loop.lowering import Lowering, Value
 from dicp.vendor.cpu.routines.common import Axis, is_channels_last
 from dicp.vendor.cpu.routines.product import multiplied
@@ -76,6 +77,21 @@ def gradients(
         refs = [lw.realize(lw.permute(grad_output, [1, 0])), lw.realize(_patchified(lw, x, axes))]
         found[1] = multiplied(lw, refs, filters, (1, o, size, count), (0, size))
     return found[0], found[1]
+
+
+def transposed(lw: Lowering, x: Value, w: Value, bias: Value | None, out: Ref) -> Value:
+    """The transposed convolution of row-major images: each pixel becomes a patch of the result."""
+    (c, o, *taps), (n, _, *sizes) = w.shape, x.shape
+    patch, pixels = product(w.shape[1:]), product(sizes)
+    filters = lw.permute(lw.reshape(w, (c, patch)), [1, 0])
+    refs = [lw.realize(filters), lw.realize(lw.reshape(x, (n, c, pixels)))]
+    patches = lw.temp((n, patch, pixels), w.dtype, contiguous_strides((n, patch, pixels)))
+    if bias is not None:
+        bias = lw.reshape(lw.expand(lw.reshape(bias, (o, 1, 1)), (o, *taps)), (patch,))
+    counts, steps = (n, patch, pixels, c), patches.strides[:2]
+    made = multiplied(lw, refs, patches, counts, steps, bias, by_row=True)
+    split = lw.reshape(made, (n, o, *taps, *sizes))
+    return lw.reshape(lw.permute(split, [0, 1, 4, 2, 5, 3]), out.shape)
 
 
 def _count(x: Value, axes: Sequence[Axis]) -> Size:
