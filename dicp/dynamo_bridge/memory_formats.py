@@ -192,10 +192,7 @@ FLOATING = frozenset({aten.copysign.Tensor, aten.special_xlog1py.default, aten.x
 
 
 def _in_common_strides(op: OpOverload, args: Operands) -> Operands | None:
-    """Both operands in the result's strides, where theirs differ.
-
-    Without copies: operands of bool, for which the inference is right.
-    """
+    """Both operands in the result's strides, where theirs differ."""
     from dicp.dynamo_bridge.analysis.values import (  # sympy, which the device does not need
         is_contiguous,
         shape_of,
@@ -205,7 +202,7 @@ def _in_common_strides(op: OpOverload, args: Operands) -> Operands | None:
     x, y = args
     tensors = [z for z in args if isinstance(z, Tensor)]
     differ = len({(shape_of(z), strides_of(z)) for z in tensors}) > 1
-    if not differ or all(z.dtype == torch.bool or is_contiguous(z) for z in tensors):
+    if not differ or all(map(is_contiguous, tensors)):
         return None
     common = torch.result_type(x, y)  # a tensor without dimensions does not promote it
     if op in FLOATING and not common.is_floating_point:

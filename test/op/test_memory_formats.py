@@ -199,6 +199,24 @@ def test_strides_of_two_operands(name: str, backend_name: str) -> None:
         assert not check_tensor(run(*pair), fn(*pair), None, Rule())
 
 
+OF_BOOL = {
+    "copysign": torch.copysign, "heaviside": torch.heaviside, "xlogy": torch.xlogy,
+    "xlog1py": torch.special.xlog1py, "logical_and": torch.logical_and,
+    "floor_divide": lambda x, y: torch.floor_divide(x, y.float() + 1),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", OF_BOOL)
+def test_strides_of_operands_of_bool(name: str, backend_name: str) -> None:
+    fn = OF_BOOL[name]
+    x = torch.arange(60).reshape(3, 4, 5) % 3 > 0
+    run = torch.compile(fn, backend=backend_name, dynamic=False)
+    others = x.transpose(0, 1).contiguous().transpose(0, 1), x.mT.contiguous().mT, x[:1, :, :1]
+    for other in others:
+        for pair in ((x, other), (other, x), (others[0], other), (other, others[0])):
+            assert not check_tensor(run(*pair), fn(*pair), None, Rule())
+
+
 def of_expanded(x: Tensor, row: Tensor, column: Tensor) -> list[Tensor]:
     row, column, one = (part.expand_as(x) for part in (row, column, x.new_ones(())))
     pairs = [(row, x), (column, x), (x, column), (one, x), (row, column), (row.float(), x)]
