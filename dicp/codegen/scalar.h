@@ -430,9 +430,10 @@ d_inline float d_tanh(float x) {
   return d_copysign(near ? part : 1.0f - part, x);
 }
 #endif
-d_inline double d_normal_cdf(double x) { return 0.5 * (1 + erf(x * 0.70710678118654752440)); }
+// Far below 0, 1 + erf and 1 + tanh would be differences of equal numbers.
+d_inline double d_normal_cdf(double x) { return 0.5 * erfc(x * -0.70710678118654752440); }
 d_inline double d_normal_cdf_tanh(double x) {
-  return 0.5 * (1 + tanh(0.79788456080286535588 * (x + 0.044715 * x * x * x)));
+  return 1 / (1 + exp(-1.59576912160573071176 * (x + 0.044715 * x * x * x)));
 }
 
 // ---- special functions ---------------------------------------------------------------------------

@@ -35,6 +35,7 @@ from dicp.dynamo_bridge.own_decompositions import (
     ldexp_of_number,
     multi_margin_loss,
     multilabel_margin_loss,
+    ndtr,
     no_dropout,
     spaced_in_float64,
     unless_of_one_row,
@@ -256,6 +257,7 @@ REPLACED: dict[Any, tuple[Callable[..., Any], int, frozenset[str]]] = {
     F.multi_margin_loss: (
         multi_margin_loss, 5, frozenset({"p", "margin", "weight", "reduction"}),
     ),
+    torch.special.ndtr: (ndtr, 1, frozenset()),
 }  # fmt: skip
 """Function -> ours, the most positional and the names of the keyword arguments that ours takes."""
 

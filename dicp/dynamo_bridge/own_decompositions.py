@@ -257,6 +257,16 @@ def log_ndtr(x: Tensor) -> Tensor:
     return torch.where(x < -1.0, tail, torch.log1p(-torch.erfc(t) / 2))
 
 
+def ndtr(x: Tensor) -> Tensor:
+    """torch.special.ndtr: erfc(-x / sqrt(2)) / 2.
+
+    PyTorch's own decomposition, which tracing does in any case, subtracts equal numbers below 0.
+    """
+    dtype = x.dtype if x.is_floating_point() else torch.get_default_dtype()
+    wide = x.to(torch.float32 if dtype in REDUCED_FLOATS else dtype)
+    return (torch.erfc(wide * -math.sqrt(0.5)) / 2).to(dtype)
+
+
 def hardshrink_backward(grad: Tensor, x: Tensor, lambd: float) -> Tensor:
     return torch.where((x >= -lambd) & (x <= lambd), 0.0, grad)
 

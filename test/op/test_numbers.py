@@ -316,3 +316,23 @@ def test_gradient_of_tanh(backend_name: str) -> None:
     for low in range(8):
         part = (x.abs() >= low) & (x.abs() < low + 1)
         assert mine[part].max() <= 2 * theirs[part].max() + 8 * torch.finfo(x.dtype).eps
+
+
+TAILS: dict[str, Callable[..., Any]] = {
+    "ndtr": torch.special.ndtr, "gelu": F.gelu, "gelu_tanh": lambda x: F.gelu(x, approximate="tanh")
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", TAILS)
+def test_distributions_far_below_0(name: str, backend_name: str) -> None:
+    x = torch.linspace(-9, -1, 2049, dtype=torch.float64)
+    if name == "gelu_tanh":
+        exact = x / (1 + torch.exp(-math.sqrt(8 / math.pi) * (x + 0.044715 * x**3)))
+    else:
+        cdf = torch.special.erfc(x * -math.sqrt(0.5)) / 2
+        exact = cdf if name == "ndtr" else x * cdf
+    got = torch.compile(TAILS[name], backend=backend_name, fullgraph=True)(x)
+    mine, theirs = ((result - exact).abs() / exact.abs() for result in (got, TAILS[name](x)))
+    for low in range(-9, -1):
+        part = (x >= low) & (x <= low + 1)
+        assert mine[part].max() <= 2 * theirs[part].max() + 1e-13
