@@ -28,6 +28,7 @@ from dicp.dynamo_bridge.own_decompositions import (
     CONVERTED,
     LINSPACES,
     MIXED,
+    OF_MEANS,
     OWN,
     SCATTERS,
     broadcast_complex,
@@ -38,6 +39,7 @@ from dicp.dynamo_bridge.own_decompositions import (
     ndtr,
     no_dropout,
     spaced_in_float64,
+    unless_empty,
     unless_of_one_row,
     with_converted_number,
 )
@@ -103,6 +105,8 @@ def decompositions(
     table.setdefault(aten.native_dropout.default, no_dropout)
     table.setdefault(aten.complex.default, broadcast_complex)
     table.setdefault(aten.ldexp.Tensor, ldexp_of_number)
+    for op in OF_MEANS & table.keys():
+        table[op] = unless_empty(table[op])
     for op in MIXED:
         table[op] = in_one_dtype(op, table.get(op))
     for op in FOLLOWS:

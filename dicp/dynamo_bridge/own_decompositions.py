@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dicp import torch_private
 from dicp.dtypes import REDUCED_FLOATS
 from dicp.dynamo_bridge.cells import CELLS
 from dicp.dynamo_bridge.interpolation import interpolate_cubically, interpolate_linearly
@@ -389,6 +390,24 @@ def _truncated(end: Any, dtype: torch.dtype, device: torch.device | None) -> Ten
     if isinstance(end, Tensor):
         return end.to(device=device, dtype=dtype).double()
     return torch.full((), torch.sym_int(end), dtype=torch.float64, device=device)
+
+
+OF_MEANS = frozenset({
+    aten.mse_loss_backward.default, aten.smooth_l1_loss_backward.default,
+    aten.huber_loss_backward.default,
+})  # fmt: skip
+"""Gradients of means whose decompositions divide a number by the number of elements."""
+
+
+def unless_empty(rule: Callable[..., Any]) -> Callable[..., Any]:
+    """`rule` for the gradient of a loss, which has no elements where the input has none."""
+
+    def gradient(grad: Tensor, x: Tensor, *options: Any) -> Any:
+        if torch_private.statically_known_true(x.numel() == 0):
+            return torch.zeros_like(x)
+        return rule(grad, x, *options)
+
+    return gradient
 
 
 def smooth_l1_loss_backward(grad: Tensor, x: Tensor, target: Tensor, *options: Any) -> Tensor:

@@ -160,3 +160,20 @@ def test_margins_of_zero_and_nan(name: str, special: float, backend: Any) -> Non
         results.append((value, *torch.autograd.grad(value.sum(), x)))
     for mine, theirs in zip(*results, strict=True):
         torch.testing.assert_close(mine, theirs, equal_nan=True)
+
+
+EMPTY_LOSSES = F.mse_loss, F.l1_loss, F.smooth_l1_loss, F.huber_loss, F.soft_margin_loss
+
+
+def test_losses_of_nothing(backend_name: str) -> None:
+    def losses(x: torch.Tensor, target: torch.Tensor) -> list[torch.Tensor]:
+        return [
+            fn(x, target, reduction=reduction)
+            for fn in EMPTY_LOSSES
+            for reduction in ("mean", "sum")
+        ]
+
+    x, target = torch.ones(0, 3, requires_grad=True), torch.ones(0, 3)
+    got = torch.compile(losses, backend=backend_name, fullgraph=True)(x, target)
+    torch.testing.assert_close(got, losses(x, target), equal_nan=True)
+    assert torch.autograd.grad(sum(got), x)[0].shape == x.shape  # type: ignore[arg-type]
