@@ -87,6 +87,20 @@ CASES = [
         fixed=(2,),
     ),
     up(
+        "grid_sample_without_gradient_of_images",
+        lambda x, g: F.grid_sample(x, g, align_corners=False),
+        T(X, grad=False),
+        T((2, 4, 6, 2), -1.2, 1.2),
+        fixed=(2,),
+    ),
+    up(
+        "grid_sample_3d_without_gradient_of_images",
+        lambda x, g: F.grid_sample(x, g, align_corners=False),
+        T((2, 3, 3, 4, 5), grad=False),
+        T((2, 4, 6, 2, 3), -1.2, 1.2),
+        fixed=(2, 3),
+    ),
+    up(
         "affine_grid",
         lambda t: F.affine_grid(t, [2, 3, 5, 7], align_corners=False),
         (2, 2, 3),

@@ -34,12 +34,17 @@ for _op in (aten.mm, aten.bmm, aten.baddbmm, aten.addmm, aten.addbmm, aten.addmv
 
 
 def plain(op: Any) -> Any:
-    """A rule that calls `op` unchanged; every result is a fresh tensor."""
+    """A rule that calls `op` unchanged; every result is a fresh tensor, or a gradient that is not
+    requested."""
 
     def lowered(lw: Lowering, *args: Any, **kwargs: Any) -> Any:
-        results = lw.call(op, args, kwargs)
         assert lw.node is not None
-        return results if isinstance(lw.node.meta["val"], (tuple, list)) else results[0]
+        metas = lw.node.meta["val"]
+        if not isinstance(metas, (tuple, list)):
+            return lw.call(op, args, kwargs)[0]
+        requested = [m is not None for m in metas]
+        results = lw.call(op, args, kwargs, outs=_full_outs(metas, requested))
+        return [result if on else None for result, on in zip(results, requested, strict=True)]
 
     return lowered
 
