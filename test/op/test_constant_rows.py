@@ -13,6 +13,7 @@ from torch import Tensor
 from dicp.compare import assert_matches
 from dicp.graphop.target import GraphTarget
 
+aten = torch.ops.aten
 VALUES = (0.1, 1e4, 3.7e-5)
 """No sum of many of them is exact; the first and last are rounded themselves."""
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
@@ -91,6 +92,21 @@ def test_norms(name: str, backend: Any, dynamic: bool) -> None:
         for x, value, *grads in zip(inputs, *got, eager[1], real[1], strict=True):
             assert not value.any(), f"{x.dtype}, rows of {size}: {value.flatten()[:8]}"
             assert_matches(*grads, name=f"gradient of {x.dtype}, rows of {size}")
+
+
+def test_group_norm_channels_last(backend: Any, dynamic: bool) -> None:
+    """The mean and the results; eager's inverse deviation and gradients are rounding errors."""
+
+    def normed(x: Tensor) -> tuple[Tensor, ...]:
+        x = x.permute(0, 3, 1, 2)
+        return aten.native_group_norm(x, None, None, len(x), 6, x.shape[2] * x.shape[3], 3, 1e-5)
+
+    compiled = _compiled(normed, backend, dynamic)
+    for size in LENGTHS:
+        inputs = [rows(dtype, 3, (2, size, 1, 6)) for dtype in DTYPES]
+        for x, (value, mean, _) in zip(inputs, compiled(inputs), strict=True):
+            assert not value.any(), f"{x.dtype}, rows of {size}: {value.flatten()[:8]}"
+            assert torch.equal(mean.to(x.dtype), x[:, 0, 0, ::2]), f"{x.dtype}, rows of {size}"
 
 
 @pytest.mark.parametrize("axis", [0, 1])

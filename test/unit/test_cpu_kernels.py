@@ -17,6 +17,7 @@ from torch import Tensor
 
 from dicp.compare import assert_matches
 from dicp.config import Config
+from dicp.loop.thresholds import SAMPLE_STEP
 
 pytestmark = pytest.mark.sweep
 
@@ -755,6 +756,46 @@ def test_moments_about_a_guess(
     floors = 16 * eps * variance, eps * (mean.abs() + variance.sqrt())
     for mine, theirs, real, floor in zip(found, eager, exact, floors, strict=True):
         assert ((mine - real).abs() <= 2 * (theirs - real).abs() + floor).all(), (mine, real)
+
+
+def far_in_the_sample(x: Tensor) -> Tensor:
+    """Images whose mean is far from that of every SAMPLE_STEP-th pixel."""
+    x = x + 1
+    x.flatten(2)[..., ::SAMPLE_STEP] = 1e4
+    return x
+
+
+def odd_pixels(x: Tensor) -> Tensor:
+    """One group has an infinity, one a NaN, one equal numbers, one is very large."""
+    pixels = x.flatten(2)
+    pixels[0, 0, 5], pixels[0, 8, 50], pixels[0, 16:24] = math.inf, math.nan, 7.3
+    pixels[1, :8] *= 1e17
+    return x
+
+
+@pytest.mark.parametrize("kind", [torch.nn.Identity(), far_in_the_sample, odd_pixels])
+@pytest.mark.parametrize("symbolic", [False, True])
+def test_group_norm_about_the_mean_of_a_sample(kind: Any, symbolic: bool) -> None:
+    """Channels-last images are read once for their moments, whatever the sampled pixels are."""
+
+    def normalized(x: Tensor, weight: Tensor) -> tuple[Tensor, ...]:
+        sizes = x.shape[0], 64, x.shape[2] * x.shape[3]
+        return torch.ops.aten.native_group_norm(x, weight, None, *sizes, 8, 1e-5)
+
+    x = kind(torch.randn(2, 64, 20, 13)).to(memory_format=torch.channels_last)
+    weight = torch.randn(64)
+    torch.compiler.reset()
+    found = torch.compile(normalized, backend="cpugraph", dynamic=symbolic)(x, weight)
+    eager, exact = normalized(x, weight), normalized(x.double(), weight.double())
+    for mine, theirs, real in zip(found, eager, exact, strict=True):
+        finite = real.isfinite() & theirs.isfinite()
+        assert finite.sum() > finite.numel() / 2 and mine[finite].isfinite().all()
+        bound = 2 * (theirs - real).abs() + 1e-5 * real.abs() + 1e-6
+        assert ((mine - real).abs() <= bound)[finite].all()
+    if kind is odd_pixels:
+        for mine, theirs in zip(found[:2], eager[:2], strict=True):
+            assert torch.equal(mine.isnan(), theirs.isnan())
+            assert torch.equal(mine.isinf(), theirs.isinf())
 
 
 @pytest.mark.parametrize("last", [False, True])

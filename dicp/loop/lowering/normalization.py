@@ -249,14 +249,18 @@ def native_group_norm(
     grouped, w, b = _grouped(lw, x, weight, bias, n, c, hw, groups)
     each = grouped.shape[2]
     few = isinstance(each, int) and each < FEW_CHANNELS
-    first = [3] if few and _is_channels_last(lw.meta(0)) else []
-    mu, v = moments(lw, grouped, [2, 3], dtype, first=first)
+    by_channel = few and _is_channels_last(lw.meta(0))
+    mu, v = moments(lw, grouped, [2, 3], dtype, first=3 if by_channel else None)
     inv = _inverse_deviation(lw, v, eps)
     shape = (n, groups)
-    stats = [mu, inv]
-    if first:
-        stats = [broadcast_in_memory(lw, v, (*grouped.shape[:3], 1)) for v in stats]
-    y = _scale_shift(lw, grouped, stats[0], stats[1], w, b, x.dtype)
+    center, scale = mu, inv
+    if by_channel:
+        if w is not None:
+            scale, w = lw.map(lambda r, w: r * cast(w, dtype), inv, w, dtype=dtype), None
+        center, scale = (
+            broadcast_in_memory(lw, v, (*grouped.shape[:3], 1)) for v in (center, scale)
+        )
+    y = _scale_shift(lw, grouped, center, scale, w, b, x.dtype)
     return (
         _ungrouped(lw, y, x.shape),
         lw.cast(lw.reshape(mu, shape), lw.meta(1).dtype),

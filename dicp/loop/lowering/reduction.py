@@ -10,12 +10,13 @@ import torch
 
 from dicp.loop.ir import expr as ir
 from dicp.loop.ir.expr import Expr, apply, cast
-from dicp.loop.ir.index import Index, Size, product
+from dicp.loop.ir.index import Index, Size, normal, product
 from dicp.loop.lowering.core import Lowering, Value
 from dicp.loop.lowering.pointwise import compare, select
 from dicp.loop.lowering.views import wrap
-from dicp.loop.thresholds import LEAST_SHIFT, MAX_CANCELLED
+from dicp.loop.thresholds import LEAST_SHIFT, MAX_CANCELLED, SAMPLE_STEP
 from dicp.rules import NoRule, RuleTable
+from dicp.torch_private import floor_division
 
 aten = torch.ops.aten
 REDUCTION = RuleTable()
@@ -165,11 +166,12 @@ def broadcast_in_memory(lw: Lowering, value: Value, shape: Sequence[Size]) -> Va
 
 def moments(
     lw: Lowering, x: Value, axes: Sequence[int], dtype: torch.dtype, correction: Any = 0,
-    first: Sequence[int] = (),
+    first: int | None = None,
 ) -> tuple[Value, Value]:  # fmt: skip
     """Mean and variance along `axes` (kept with size 1), by the corrected two-pass algorithm.
 
-    Sums along the axes `first`, if any, are stored, and then added along the others.
+    Sums along the axis `first`, if any, are stored, and then added along the others; the deviations
+    are then from the mean of every SAMPLE_STEP-th element of it, a small part of a pass.
 
     The sum of the deviations from the quotient of sum and count corrects both: the mean of equal
     numbers is that number, and their variance 0.
@@ -179,16 +181,32 @@ def moments(
     size = lw.scalar(count_of(x, axes), dtype)
     eps = torch.finfo(dtype).eps
 
-    def summed(body: Callable[[tuple[Index, ...]], Expr]) -> Value:
-        if not first:
-            return lw.reduce("sum", x.shape, axes, dtype, body)
-        part = lw.reduce("sum", x.shape, first, dtype, body)
-        return total(lw, part, [axis for axis in axes if axis not in first], dtype)
+    def summed(body: Callable[[tuple[Index, ...]], Expr], shape: Sequence[Size] = x.shape) -> Value:
+        if first is None:
+            return lw.reduce("sum", shape, axes, dtype, body)
+        part = lw.reduce("sum", shape, [first], dtype, body)
+        return total(lw, part, [axis for axis in axes if axis != first], dtype)
 
-    quotient = lw.map(lambda s: s / size, summed(lambda idx: cast(x.at(idx), dtype)))
-    if first:
-        shape = [1 if axis in first else length for axis, length in enumerate(x.shape)]
-        quotient = broadcast_in_memory(lw, quotient, shape)
+    def center() -> Value:
+        """The mean, or its estimate, from which deviations are added up."""
+        if first is None:
+            return lw.map(lambda s: s / size, summed(lambda idx: cast(x.at(idx), dtype)))
+        count = normal(floor_division(x.shape[first] + SAMPLE_STEP - 1, SAMPLE_STEP))
+        shape = [*x.shape[:first], count, *x.shape[first + 1 :]]
+        picked = lw.scalar(product(shape[a] for a in axes), dtype)
+
+        def sample(idx: tuple[Index, ...]) -> Expr:
+            at = [*idx[:first], idx[first] * SAMPLE_STEP, *idx[first + 1 :]]
+            return cast(x.at(at), dtype)
+
+        def estimate(s: Expr) -> Expr:
+            mean = s / picked
+            return select(compare("lt", apply("abs", dtype, mean), math.inf), mean, 0.0)
+
+        mean = lw.map(estimate, summed(sample, shape))
+        return broadcast_in_memory(lw, mean, [*x.shape[:first], 1, *x.shape[first + 1 :]])
+
+    quotient = center()
 
     def distance(idx: tuple[Index, ...]) -> Expr:
         return cast(x.at(idx), dtype) - quotient.broadcast_at(idx)
@@ -202,6 +220,8 @@ def moments(
     share = apply("minimum", dtype, (size + 4.0) * eps, ir.const(MAX_CANCELLED, dtype))
 
     def mean(quotient: Expr, rest: Expr, squares: Expr) -> Expr:
+        if first is not None:
+            return quotient + rest / size
         # Below that, the correction is the error of its own sum; NaN beside infinities.
         shifted = compare("ge", rest * (rest / size), squares * (LEAST_SHIFT * eps) ** 2)
         return select(shifted, quotient + rest / size, quotient)
@@ -211,7 +231,8 @@ def moments(
         left = squares - excess
         left = select(compare("lt", left, squares * share), 0.0, left)  # infinite ones stay
         # Squares that overflow are infinite, whatever the excess.
-        return select(compare("lt", excess, math.inf), left, squares) / freedom
+        found = select(compare("lt", excess, math.inf), left, squares) / freedom
+        return found if first is None else found + rest * 0.0  # NaN beside infinities
 
     return lw.map(mean, quotient, rest, squares), lw.map(variance, squares, rest)
 
