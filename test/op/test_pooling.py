@@ -151,6 +151,15 @@ CASES = [
         graphs=3,
     ),
     pool(
+        "adaptive_max_pool3d_ties",
+        lambda x: F.adaptive_max_pool3d(
+            x.round().masked_fill(x > 1.5, float("nan")), (2, 3, 4), return_indices=True
+        ),
+        (2, 3, 5, 7, 9),
+        fixed=(7, 9),
+        grad=False,
+    ),
+    pool(
         "max_of_large_windows",  # as deep an expression as there is
         lambda x: F.adaptive_max_pool3d(x, 1, return_indices=True),
         (2, 3, 4, 4, 8),

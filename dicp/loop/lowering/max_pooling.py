@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import reduce
 from typing import Any
 
 import torch
@@ -43,13 +44,17 @@ from dicp.loop.lowering.windows import (
 )
 from dicp.loop.thresholds import MAX_ARGMAX
 from dicp.rules import NoRule, RuleTable
+from dicp.torch_private import HOST
 
 aten = torch.ops.aten
 MAX_POOLING = RuleTable()
 
 
-def maximum_with_index(lw: Lowering, x: Value, windows: Sequence[AnyWindow]) -> tuple[Value, Value]:
-    """The maximum of each window and its flat spatial index; as in ATen, the last NaN wins."""
+def maximum_with_index(
+    lw: Lowering, x: Value, windows: Sequence[AnyWindow], dtype: torch.dtype = torch.int64
+) -> tuple[Value, Value]:
+    """The maximum of each window and its flat spatial index, as `dtype`; as in ATen, the last NaN
+    wins."""
     taps, n = [w.taps() for w in windows], len(windows)
     counts = [count for count in taps if isinstance(count, int)]
     if len(counts) < n:
@@ -75,12 +80,12 @@ def maximum_with_index(lw: Lowering, x: Value, windows: Sequence[AnyWindow]) -> 
         test = both([t for _, tests in found for t in tests])
         return guarded(test, x.at([*lead, *places]), start), places, test
 
-    def counted(idx: tuple[Index, ...], k: tuple[Index, ...]) -> tuple[Expr, Expr]:
+    def counted(idx: tuple[Index, ...], k: tuple[Index, ...]) -> Found:
         item, places, test = point(idx, k)
-        here = ir.index_value(flatten(places, strides))
-        return item, here if test is None else select(test, here, const(-1, torch.int64))
+        here = ir.index_value(flatten(places, strides), dtype)
+        return item, here if test is None else select(test, here, const(-1, dtype))
 
-    def larger(a: tuple[Expr, Expr], b: tuple[Expr, Expr]) -> tuple[Expr, Expr]:
+    def larger(a: Found, b: Found) -> Found:
         """The larger of two adjacent partial maxima (value, index); index -1 marks an empty one."""
         better = compare("gt", b[0], a[0])
         if x.dtype.is_floating_point:
@@ -90,18 +95,63 @@ def maximum_with_index(lw: Lowering, x: Value, windows: Sequence[AnyWindow]) -> 
             better = apply("bitwise_and", torch.bool, better, compare("ge", b[1], 0))
         return select(better, b[0], a[0]), select(better, b[1], a[1])
 
-    def running(idx: tuple[Index, ...]) -> tuple[Expr, Expr]:
-        # A balanced tree: a chain as deep as the window is large would exceed the recursion
-        # limit in later passes.
-        parts = [counted(idx, k) for k in constants(counts)]
-        while len(parts) > 1:
-            pairs = [larger(a, b) for a, b in zip(parts[::2], parts[1::2], strict=False)]
-            parts = pairs + parts[2 * len(pairs) :]
-        return parts[0]
+    def running(idx: tuple[Index, ...]) -> Found:
+        return _tree(larger, [counted(idx, k) for k in constants(counts)])
 
-    shape = sizes_of(lw.meta(0).shape)
+    shape = (*x.shape[:-n], *(w.out for w in windows))
     values = lw.pointwise(shape, x.dtype, lambda idx: running(idx)[0])
-    return values, lw.pointwise(shape, torch.int64, lambda idx: running(idx)[1])
+    return values, lw.pointwise(shape, dtype, lambda idx: running(idx)[1])
+
+
+Found = tuple[Expr, Expr]
+"""A partial maximum: its value and its index."""
+
+
+def _tree(larger: Callable[[Found, Found], Found], parts: list[Found]) -> Found:
+    """The largest of `parts` by a balanced tree: a chain as deep as the window is large would
+    exceed the recursion limit in later passes."""
+    while len(parts) > 1:
+        pairs = [larger(a, b) for a, b in zip(parts[::2], parts[1::2], strict=False)]
+        parts = pairs + parts[2 * len(pairs) :]
+    return parts[0]
+
+
+def maximum_by_columns(
+    lw: Lowering, x: Value, windows: Sequence[AnyWindow]
+) -> tuple[Value, Value]:  # fmt: skip
+    """As `maximum_with_index`, along all axes but the last first: loops over columns fill vectors,
+    while windows begin anywhere in a row. (Adaptive pooling of rows in memory.)"""
+    *outer, last = windows
+    counts = [count for count in (w.taps() for w in windows) if isinstance(count, int)]
+    points = product(x.shape[-len(windows) :])
+    fits = isinstance(points, int) and points <= torch.iinfo(torch.int32).max
+    if len(counts) < len(windows) or math.prod(counts[:-1]) == 1 or not fits:
+        return maximum_with_index(lw, x, windows)
+    columns = [*outer, Window(1, 1, 0, 1, last.size, last.size)]
+    found = maximum_with_index(lw, x, columns, torch.int32)
+    largest, places = (lw.value_of(lw.realize(value)) for value in found)
+
+    def larger(a: Found, b: Found) -> Found:
+        """The larger of two maxima (value, index), of equal ones that with the lower index."""
+        precedes = compare("lt", b[1], a[1])
+        equal = apply("bitwise_and", torch.bool, compare("eq", b[0], a[0]), precedes)
+        better = apply("bitwise_or", torch.bool, compare("gt", b[0], a[0]), equal)
+        if x.dtype.is_floating_point:
+            nan = apply("isnan", torch.bool, b[0])
+            kept = apply("bitwise_and", torch.bool, apply("isnan", torch.bool, a[0]), precedes)
+            better = select(nan, apply("logical_not", torch.bool, kept), better)
+        return select(better, b[0], a[0]), select(better, b[1], a[1])
+
+    def running(idx: tuple[Index, ...]) -> Found:
+        parts = []
+        for k in range(counts[-1]):
+            at = [*idx[:-1], last.nearest(idx[-1], Index(k))]
+            parts.append((largest.at(at), places.at(at)))
+        return reduce(larger, parts)
+
+    shape = (*x.shape[: -len(windows)], *(w.out for w in windows))
+    values = lw.pointwise(shape, x.dtype, lambda idx: running(idx)[0])
+    return values, lw.pointwise(shape, torch.int64, lambda idx: cast(running(idx)[1], torch.int64))
 
 
 def maximum_of_symbolic(
@@ -164,7 +214,10 @@ def _max_pool(n: int) -> Callable[..., tuple[Value, Value]]:
 
 def _adaptive_max_pool(n: int) -> Callable[..., tuple[Value, Value]]:
     def lowered(lw: Lowering, x: Value, output_size: Any) -> tuple[Value, Value]:
-        return maximum_with_index(lw, x, adaptive_of(x.shape[-n:], sizes_of(lw.meta(0).shape)[-n:]))
+        windows = adaptive_of(x.shape[-n:], sizes_of(lw.meta(0).shape)[-n:])
+        like = lw.meta(0)
+        in_rows = like.device.type == HOST and like.stride(-1) == 1
+        return (maximum_by_columns if in_rows else maximum_with_index)(lw, x, windows)
 
     return lowered
 
