@@ -104,6 +104,7 @@ def test_rows_and_columns_in_float16() -> None:
         "places": lambda x: x.argmax(1), "prefix sums": lambda x: x.cumsum(1),
         "prefix sums of columns": lambda x: x.cumsum(0), "weights": lambda x: x.softmax(1),
         "in_place": lambda x: x.clone().mul_(2).add_(1),
+        "found places": lambda x: x.gather(0, x.argmax(0, keepdim=True)) * 2,
     }  # fmt: skip
     for shape in ((70, 64), (70, 1000), (70, 67), (300, 24), (3, 5000), (130, 9)):
         x = torch.randint(-3, 4, shape).half()

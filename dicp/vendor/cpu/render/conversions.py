@@ -10,10 +10,11 @@ from dataclasses import dataclass
 import torch
 
 from dicp.codegen.emitter import Emitter
+from dicp.codegen.values import local
 from dicp.loop.ir import expr as ir
 from dicp.loop.ir.access import Access, is_along
 from dicp.loop.ir.expr import Read
-from dicp.loop.ir.index import Var
+from dicp.loop.ir.index import Index, Var
 from dicp.loop.ir.kernel import Kernel, Stmt, Store
 from dicp.vendor.cpu.conversions import converted_copies, narrowed, widened
 
@@ -58,7 +59,7 @@ class Conversions(Emitter):
     def is_converted(self, stmts: Sequence[Stmt], var: Var) -> bool:
         """Whether a loop over `var` has float16 elements that are contiguous along it."""
         found = self._widened(stmts, var) or self._narrowed(stmts, var)
-        return bool(found or converted_copies(stmts, var))
+        return bool(found or self._converted_copies(stmts, var))
 
     def begin_conversions(self, stmts: Sequence[Stmt], block: Block) -> Converted:
         """Conversions of a loop's block, from `start` to `end`; the loop's variable is `start`."""
@@ -72,7 +73,7 @@ class Conversions(Emitter):
         loop's variables are those of the first. `count`: the iterations if there may be fewer."""
         before, after = [], []
         exact, rest = ("", f", {count}") if count else (f"<{lanes}>", "")
-        self._copies = converted_copies(stmts, var)
+        self._copies = self._converted_copies(stmts, var)
         for store, source in self._copies.items():
             call = "d_narrow" if store.ref.dtype == torch.float16 else "d_widen"
             places = f"&{self._place(source)}, &{self._target(store)}"
@@ -99,8 +100,18 @@ class Conversions(Emitter):
         return f"floats{self._arrays}"
 
     def _widened(self, stmts: Sequence[Stmt], var: Var) -> list[Access]:
-        found = widened(stmts)
+        found = [at for at in widened(stmts) if self._is_known(at[1], stmts)]
         return [at for at in found if is_along(at[1], var) or at in self.staged]
+
+    def _converted_copies(self, stmts: Sequence[Stmt], var: Var) -> dict[Store, Read]:
+        found = converted_copies(stmts, var)
+        return {s: source for s, source in found.items() if self._is_known(source.index, stmts)}
+
+    def _is_known(self, index: Index, stmts: Sequence[Stmt]) -> bool:
+        """Whether an index can be computed before a loop over `stmts`, which names no part of it."""
+        own = {s.name for s in stmts if not isinstance(s, Store)}
+        names = {named.name for named in self.needs_of_index(index).names}
+        return not names & own and all(local(name) in self.places for name in names)
 
     def _narrowed(self, stmts: Sequence[Stmt], var: Var) -> list[Store]:
         found, places = narrowed(stmts), self.lane_places
