@@ -758,6 +758,16 @@ def test_moments_about_a_guess(
         assert ((mine - real).abs() <= 2 * (theirs - real).abs() + floor).all(), (mine, real)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_concatenation_along_rows_copies_them(dtype: torch.dtype) -> None:
+    """Loops over the rows of each tensor select none and convert none."""
+    inputs = [torch.randn(n, 40).to(dtype) for n in (3, 70, 5)]
+    text = text_of(lambda *x: torch.cat(x), *inputs)
+    assert "?" not in text and "d_from" not in text and text.count("if (v0") == 2
+    torch.compiler.reset()
+    assert torch.equal(compiled(lambda *x: torch.cat(x))(*inputs), torch.cat(inputs))
+
+
 def far_in_the_sample(x: Tensor) -> Tensor:
     """Images whose mean is far from that of every SAMPLE_STEP-th pixel."""
     x = x + 1

@@ -68,7 +68,7 @@ def split(stmts: Sequence[Stmt], var: Var) -> list[Range]:
     return parts if len(parts) == 1 else [whole]
 
 
-Limits = tuple[Var, int, int]
+Limits = tuple[Var, Size, Size]
 """A loop, and the range low <= v < high of it."""
 
 

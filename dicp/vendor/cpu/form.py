@@ -91,20 +91,27 @@ class HostForm(Form):
 
 
 @dataclass(frozen=True, eq=False)
+class Inside:
+    """The last loop inside ranges of loops around it: it need not test conditions on those."""
+
+    limits: tuple[Limits, ...]
+    strips: tuple[Strip, ...]
+
+
+@dataclass(frozen=True, eq=False)
 class Points(HostForm):
     """Every statement at every point, the last loop vectorized."""
 
     strips: tuple[Strip, ...] = ()
     half_vectors: bool = False
     """Whether the loop takes half a vector of 16-bit floats at a time."""
-    limits: tuple[Limits, ...] = ()
-    """Ranges of loops around the last one, inside which..."""
-    inside: tuple[Strip, ...] = ()
-    """...these strips take the place of `strips`: they need not test conditions on those loops."""
+    inside: tuple[Inside, ...] = ()
+    """What takes the place of `strips` inside ranges."""
 
     @property
     def non_temporal(self) -> bool:
-        return any(s.non_temporal for s in (*self.strips, *self.inside))
+        strips = (*self.strips, *(s for each in self.inside for s in each.strips))
+        return any(s.non_temporal for s in strips)
 
 
 @dataclass(frozen=True, eq=False)

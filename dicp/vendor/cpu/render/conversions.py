@@ -108,7 +108,7 @@ class Conversions(Emitter):
         return {s: source for s, source in found.items() if self._is_known(source.index, stmts)}
 
     def _is_known(self, index: Index, stmts: Sequence[Stmt]) -> bool:
-        """Whether an index can be computed before a loop over `stmts`, which names no part of it."""
+        """Whether an index is known before a loop over `stmts`, which name no part of it."""
         own = {s.name for s in stmts if not isinstance(s, Store)}
         names = {named.name for named in self.needs_of_index(index).names}
         return not names & own and all(local(name) in self.places for name in names)

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 from dicp.codegen.values import Scope, margin
 from dicp.loop.ir.expr import Read, walk
-from dicp.loop.ir.index import Index, Var
+from dicp.loop.ir.index import Index, Size, Var
 from dicp.loop.ir.kernel import Store
 from dicp.loop.passes.split_loops import Range
-from dicp.vendor.cpu.form import Points, Transposed
+from dicp.vendor.cpu.form import Points, Strip, Transposed
 from dicp.vendor.cpu.render.loops import Loops, block_end, half_vectors
 
 
@@ -27,26 +27,27 @@ class PointsWriter(Loops[Points]):
             simd = "#pragma omp simd"
             pragma = simd if form.team is None else self._team_loop(form.team, simd=True)
             return self._strips(form.strips, last, 1, [f"  {pragma}"], outermost=True)
-        row_scope = self.push(outer, 1 + len(outer))
-        pragma = f"{margin(row_scope.indent)}#pragma omp simd{half_vectors(form.half_vectors)}"
-        alone = self._scalar_rows(row_scope.indent)
-        loops = [*alone, *self._strips(form.strips, last, row_scope.indent, [pragma])]
-        lines = [*row_scope.lines, *loops]
-        if form.limits:
-            lines = self._inside(lines, row_scope, outer, [*alone, pragma])
+        lines, pad = self._last_loop(form.strips, outer), margin(1 + len(outer))
+        for case in reversed(form.inside):
+            tests = [t for limits in case.limits for t in self._tests(*limits)]
+            lines = [
+                f"{pad}if ({' && '.join(tests)}) {{", *self._last_loop(case.strips, outer),
+                f"{pad}}} else {{", *lines, f"{pad}}}",
+            ]  # fmt: skip
         return self._outer_loops(outer, lines, form.team)
 
-    def _inside(
-        self, around: list[str], scope: Scope, outer: Sequence[Var], pragma: list[str]
-    ) -> list[str]:  # fmt: skip
-        """A choice between the loops inside the form's limits and those `around` them."""
+    def _last_loop(self, strips: Sequence[Strip], outer: Sequence[Var]) -> list[str]:
+        """The last loop, after what it needs of the loops around it."""
+        scope = self.push(outer, 1 + len(outer))
+        simd = f"{margin(scope.indent)}#pragma omp simd{half_vectors(self.form.half_vectors)}"
+        loops = self._strips(strips, self.kernel.parallel[-1], scope.indent, [simd])
         self.pop(scope)
-        own, pad = self.push(outer, scope.indent), margin(scope.indent)
-        loops = self._strips(self.form.inside, self.kernel.parallel[-1], scope.indent, pragma)
-        tests = [f"{var.key} >= {low}" for var, low, _ in self.form.limits if low > 0]
-        tests += [f"{v.key} < {high}" for v, _, high in self.form.limits if high != v.size]
-        return [f"{pad}if ({' && '.join(tests)}) {{", *own.lines, *loops, f"{pad}}} else {{",
-                *around, f"{pad}}}"]  # fmt: skip
+        return [*scope.lines, *self._scalar_rows(scope.indent), *loops]
+
+    def _tests(self, var: Var, low: Size, high: Size) -> list[str]:
+        """C++ of the conditions that a loop's variable is inside a range."""
+        tests = [f"{var.key} >= {self.size(low)}"] if low != 0 else []
+        return tests + ([f"{var.key} < {self.size(high)}"] if high != var.size else [])
 
 
 class TransposedWriter(Loops[Transposed]):

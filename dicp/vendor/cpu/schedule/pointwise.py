@@ -7,17 +7,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import TypeAlias
 
 from dicp.loop.ir.access import deep_variables, unconditional_reads
-from dicp.loop.ir.expr import Read
+from dicp.loop.ir.expr import Masked, Read, walk
 from dicp.loop.ir.index import Index, Var
 from dicp.loop.ir.kernel import Stmt, Store
-from dicp.loop.passes.split_loops import Range, inside, split
+from dicp.loop.passes.split_loops import Limits, Range, inside, split
 from dicp.loop.schedule.form import crossing_loop
 from dicp.vendor.cpu import form
-from dicp.vendor.cpu.form import HostForm
+from dicp.vendor.cpu.form import HostForm, Inside
 from dicp.vendor.cpu.schedule.chooser import Chooser, line
 from dicp.vendor.cpu.thresholds import COPY_TILE, NON_TEMPORAL_WIDTH, SQUARE, TILE
+
+Case: TypeAlias = tuple[tuple[Limits, ...], Sequence[Stmt]]
+"""Ranges of loops, and statements that need not test conditions inside them."""
 
 
 class Pointwise(Chooser):
@@ -33,12 +37,11 @@ class Pointwise(Chooser):
             crossing = self._crossing(ranges)
             if crossing is not None:
                 return self._transposed(crossing, ranges)
-        strips, several = tuple(self.strip(p, rows[-1], ()) for p in parts), len(rows) > 1
         team = self.team(rows, len(rows) - 1)
-        limits, inner = inside(stmts, rows[:-1])
-        own = tuple(self.strips(inner, rows[-1], ())) if limits else ()
-        half = several and self.half_vectors(rows[-1])
-        return form.Points(team, strips, half, tuple(limits), own)
+        half = len(rows) > 1 and self.half_vectors(rows[-1])
+        cases, others = _cases(stmts, rows[:-1])
+        own = tuple(Inside(at, tuple(self.strips(s, rows[-1], ()))) for at, s in cases)
+        return form.Points(team, tuple(self.strips(others, rows[-1], ())), half, own)
 
     def _crossing(self, ranges: Sequence[Range]) -> Var | None:
         """The loop that crosses the last one in all `ranges` of that."""
@@ -67,6 +70,24 @@ class Pointwise(Chooser):
         return form.Transposed(
             team, crossing=crossing, extents=(TILE, TILE), ranges=ranges, staged=staged
         )
+
+
+def _cases(stmts: Sequence[Stmt], loops: Sequence[Var]) -> tuple[list[Case], Sequence[Stmt]]:
+    """Ranges of `loops` with the statements for them, and the statements for what is left."""
+    if any(map(_reads_under_conditions, stmts)):
+        for var in loops:  # as in a concatenation along it
+            parts = split(stmts, var)
+            if len(parts) > 1 and not any(
+                _reads_under_conditions(s) for p in parts for s in p.stmts
+            ):
+                *first, last = parts
+                return [(((var, p.low, p.high),), p.stmts) for p in first], last.stmts
+    limits, inner = inside(stmts, loops)
+    return [(tuple(limits), inner)] if limits else [], stmts
+
+
+def _reads_under_conditions(stmt: Stmt) -> bool:
+    return any(isinstance(e, Masked) for e in walk(stmt.value))
 
 
 def _is_transposed_copy(stmts: Sequence[Stmt], crossing: Var, last: Var) -> bool:
