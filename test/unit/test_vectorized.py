@@ -74,6 +74,10 @@ CASES: dict[str, Callable[[], Case]] = {
     "cumsum": lambda: (lambda x: x.relu().cumsum(1), [f32(8, N)]),
     "cumsum_of_columns": lambda: (lambda x: x.cumsum(0), [f32(50, 64)]),
     "short_rows": lambda: (lambda x: x.log_softmax(1), [f32(128, 21)]),
+    "short_rows_selected": lambda: (
+        lambda x, m: torch.where((x.exp() > 2) & m[:128, None], x - x.amax(1, True), 0),
+        [f32(128, 21), flags()],
+    ),
     "remainder": lambda: (torch.remainder, [f32(), f32()]),
     "floor_divide": lambda: (lambda x: x // 0.3, [f32()]),
     "roll": lambda: (lambda x: x.roll(70, 1), [f32(8, 200)]),

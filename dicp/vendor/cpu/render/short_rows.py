@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import torch
+
 from dicp.codegen.emitter import accumulator_type
 from dicp.codegen.spelling import combine, take
-from dicp.codegen.types import VALUE_TYPE, start_value
+from dicp.codegen.types import STORAGE_TYPE, VALUE_TYPE, start_value
 from dicp.codegen.values import margin
 from dicp.loop.ir.expr import Named, Ref
 from dicp.loop.ir.index import Index, Var
@@ -13,6 +15,9 @@ from dicp.vendor.cpu.form import ShortRows
 from dicp.vendor.cpu.render.conversions import Converted
 from dicp.vendor.cpu.render.loops import Loops, block_end
 from dicp.vendor.cpu.render.strips import each_lane
+
+ARRAY_TYPE = VALUE_TYPE | {torch.bool: STORAGE_TYPE[torch.bool]}
+"""Element types of arrays of values: loops that load or store `bool` are not vectorized."""
 
 
 class ShortRowsWriter(Loops[ShortRows]):
@@ -94,7 +99,7 @@ class ShortRowsWriter(Loops[ShortRows]):
             f"{pad}  const int64_t {row.key} = tile + lane;", *body.lines, f"{pad}}}",
         ]  # fmt: skip
         return [
-            *(f"{pad}{VALUE_TYPE[s.dtype]} rows_{s.name}[{count}] = {{}};" for s in lets),
+            *(f"{pad}{ARRAY_TYPE[s.dtype]} rows_{s.name}[{count}] = {{}};" for s in lets),
             *self._with_conversions(converted, row, loop, depth),
         ]  # fmt: skip
 
@@ -196,7 +201,7 @@ class ShortRowsWriter(Loops[ShortRows]):
         found = self.reductions.get(expr.name)
         if found is not None and found.finds_position:
             return f"at_{expr.name}[lane]"
-        truth = found is not None and found.op in ("any", "all")
+        truth = expr.dtype == torch.bool
         return f"(rows_{expr.name}[lane] != 0)" if truth else f"rows_{expr.name}[lane]"
 
     def _kept(self, name: str) -> str:
