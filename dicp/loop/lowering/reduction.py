@@ -164,6 +164,38 @@ def broadcast_in_memory(lw: Lowering, value: Value, shape: Sequence[Size]) -> Va
     return lw.value_of(lw.realize(copy))
 
 
+def _summed(
+    lw: Lowering, shape: Sequence[Size], axes: Sequence[int], first: int | None,
+    dtype: torch.dtype, body: Callable[[tuple[Index, ...]], Expr],
+) -> Value:  # fmt: skip
+    """The sum of `body` along `axes`; if `first` is one, along it first, and that is stored."""
+    if first is None:
+        return lw.reduce("sum", shape, axes, dtype, body)
+    part = lw.reduce("sum", shape, [first], dtype, body)
+    return total(lw, part, [axis for axis in axes if axis != first], dtype)
+
+
+def _mean_of_sample(
+    lw: Lowering, x: Value, axes: Sequence[int], first: int, dtype: torch.dtype
+) -> Value:
+    """The mean along `axes` of every SAMPLE_STEP-th element along `first`, 0 where that is not
+    finite, in memory as `moments` reads it."""
+    count = normal(floor_division(x.shape[first] + SAMPLE_STEP - 1, SAMPLE_STEP))
+    shape = [*x.shape[:first], count, *x.shape[first + 1 :]]
+    picked = lw.scalar(product(shape[a] for a in axes), dtype)
+
+    def sample(idx: tuple[Index, ...]) -> Expr:
+        at = [*idx[:first], idx[first] * SAMPLE_STEP, *idx[first + 1 :]]
+        return cast(x.at(at), dtype)
+
+    def estimate(s: Expr) -> Expr:
+        mean = s / picked
+        return select(compare("lt", apply("abs", dtype, mean), math.inf), mean, 0.0)
+
+    mean = lw.map(estimate, _summed(lw, shape, axes, first, dtype, sample))
+    return broadcast_in_memory(lw, mean, [*x.shape[:first], 1, *x.shape[first + 1 :]])
+
+
 def moments(
     lw: Lowering, x: Value, axes: Sequence[int], dtype: torch.dtype, correction: Any = 0,
     first: int | None = None,
@@ -181,32 +213,13 @@ def moments(
     size = lw.scalar(count_of(x, axes), dtype)
     eps = torch.finfo(dtype).eps
 
-    def summed(body: Callable[[tuple[Index, ...]], Expr], shape: Sequence[Size] = x.shape) -> Value:
-        if first is None:
-            return lw.reduce("sum", shape, axes, dtype, body)
-        part = lw.reduce("sum", shape, [first], dtype, body)
-        return total(lw, part, [axis for axis in axes if axis != first], dtype)
+    def summed(body: Callable[[tuple[Index, ...]], Expr]) -> Value:
+        return _summed(lw, x.shape, axes, first, dtype, body)
 
-    def center() -> Value:
-        """The mean, or its estimate, from which deviations are added up."""
-        if first is None:
-            return lw.map(lambda s: s / size, summed(lambda idx: cast(x.at(idx), dtype)))
-        count = normal(floor_division(x.shape[first] + SAMPLE_STEP - 1, SAMPLE_STEP))
-        shape = [*x.shape[:first], count, *x.shape[first + 1 :]]
-        picked = lw.scalar(product(shape[a] for a in axes), dtype)
-
-        def sample(idx: tuple[Index, ...]) -> Expr:
-            at = [*idx[:first], idx[first] * SAMPLE_STEP, *idx[first + 1 :]]
-            return cast(x.at(at), dtype)
-
-        def estimate(s: Expr) -> Expr:
-            mean = s / picked
-            return select(compare("lt", apply("abs", dtype, mean), math.inf), mean, 0.0)
-
-        mean = lw.map(estimate, summed(sample, shape))
-        return broadcast_in_memory(lw, mean, [*x.shape[:first], 1, *x.shape[first + 1 :]])
-
-    quotient = center()
+    if first is None:
+        quotient = lw.map(lambda s: s / size, summed(lambda idx: cast(x.at(idx), dtype)))
+    else:
+        quotient = _mean_of_sample(lw, x, axes, first, dtype)
 
     def distance(idx: tuple[Index, ...]) -> Expr:
         return cast(x.at(idx), dtype) - quotient.broadcast_at(idx)
