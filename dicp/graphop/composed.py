@@ -58,12 +58,14 @@ def identity(g: Ops, x: Value) -> Value:
     return x
 
 
-@form("Axpy")
-def axpy(g: Ops, x: Value, y: Value, alpha: Value) -> Value:
-    """16-bit floats are rounded once, as eager's."""
-    wide = torch.float32 if x.dtype in REDUCED_FLOATS else x.dtype
-    left, right, factor = (g.as_type(operand, wide) for operand in (x, y, alpha))
-    return g.cast(g.add(left, g.mul(right, factor)), x.dtype)
+def _rounded_once(combine: Callable[..., Value]) -> Callable[..., Value]:
+    """16-bit floats are combined in float32, as eager's."""
+
+    def rounded(g: Ops, x: Value, *others: Value) -> Value:
+        wide = torch.float32 if x.dtype in REDUCED_FLOATS else x.dtype
+        return g.cast(combine(g, *(g.as_type(v, wide) for v in (x, *others))), x.dtype)
+
+    return rounded
 
 
 @form("Ceil")
@@ -104,8 +106,9 @@ def leaky_relu(g: Ops, x: Value, negative_slope: float) -> Value:
 
 
 COMPOSED |= {
-    "Addcmul": lambda g, x, y, z, value: g.add(x, g.mul(g.mul(y, value), z)),
-    "Addcdiv": lambda g, x, y, z, value: g.add(x, g.mul(g.div(y, z), value)),
+    "Axpy": _rounded_once(lambda g, x, y, alpha: g.add(x, g.mul(y, alpha))),
+    "Addcmul": _rounded_once(lambda g, x, y, z, value: g.add(x, g.mul(g.mul(y, value), z))),
+    "Addcdiv": _rounded_once(lambda g, x, y, z, value: g.add(x, g.mul(g.div(y, z), value))),
     "IsNan": lambda g, x: g.op("NotEqual", x, x),
     "IsInf": lambda g, x: _against(g, "Equal", g.op("Abs", x), math.inf),
     "Trunc": lambda g, x: g.op("Select", _against(g, "Less", x, 0), ceil(g, x), g.op("Floor", x)),

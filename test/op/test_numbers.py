@@ -336,3 +336,16 @@ def test_distributions_far_below_0(name: str, backend_name: str) -> None:
     for low in range(-9, -1):
         part = (x >= low) & (x <= low + 1)
         assert mine[part].max() <= 2 * theirs[part].max() + 1e-13
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_products_of_16_bit_floats_are_rounded_once(dtype: torch.dtype, backend_name: str) -> None:
+    def sums(x: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> list[torch.Tensor]:
+        return [torch.addcmul(x, a, b), torch.addcdiv(x, a, b), torch.add(x, a, alpha=2)]
+
+    gen = torch.Generator().manual_seed(0)
+    given = [torch.randn(2048, generator=gen).to(dtype) for _ in range(3)]
+    compiled = torch.compile(sums, backend=backend_name, fullgraph=True)
+    exact = sums(*(x.double() for x in given))
+    for got, eager, real in zip(compiled(*given), sums(*given), exact, strict=True):
+        assert not check_tensor(got, eager, real, Rule(elementwise=True))
