@@ -430,8 +430,13 @@ d_inline float d_tanh(float x) {
   return d_copysign(near ? part : 1.0f - part, x);
 }
 #endif
-// Far below 0, 1 + erf and 1 + tanh would be differences of equal numbers.
-d_inline double d_normal_cdf(double x) { return 0.5 * erfc(x * -0.70710678118654752440); }
+// Far below 0, 1 + erf and 1 + tanh would be differences of equal numbers. erfc(t) magnifies the rounding error
+// of t by its slope, which is -erfc(t) * (t + sqrt(t^2 + 4 / pi)) to a tenth.
+d_inline double d_normal_cdf(double x) {
+  const double near = x < -40 ? -40 : x > 40 ? 40 : x, scale = -0.70710678118654752440, t = near * scale;
+  const double error = d_fma(near, scale, -t) + near * 4.8336466567264567e-17;  // of t = -x / sqrt(2)
+  return 0.5 * erfc(t) * (1 - error * (t + d_sqrt(t * t + 1.27323954473516268615)));
+}
 d_inline double d_normal_cdf_tanh(double x) {
   return 1 / (1 + exp(-1.59576912160573071176 * (x + 0.044715 * x * x * x)));
 }
