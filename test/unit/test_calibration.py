@@ -66,12 +66,20 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 @pytest.mark.parametrize("spread", [0.0, 0.1, 0.2])
-@pytest.mark.parametrize(("ratio", "library"), [(2.0, "onednn"), (0.95, "blas"), (1.05, "blas")])
+@pytest.mark.parametrize(
+    ("ratio", "vendor", "library"),
+    [
+        (2.0, "another vendor", "onednn"), (0.95, "another vendor", "blas"),
+        (1.05, "another vendor", "blas"), (2.0, "AuthenticAMD", "onednn"),
+        (1.05, "AuthenticAMD", "onednn"), (0.6, "AuthenticAMD", "blas"),
+    ],
+)  # fmt: skip
 def test_machines_get_their_library_under_noise(
-    clock: Clock, monkeypatch: pytest.MonkeyPatch, ratio: float, library: str, spread: float
-) -> None:
-    """Zen 4 has a ratio of 2, Sapphire Rapids one of 0.95: never a matter of the moment."""
-    monkeypatch.setattr(calibration, "cpu_model", lambda: "another vendor|a name|fpu")
+    clock: Clock, monkeypatch: pytest.MonkeyPatch, ratio: float, vendor: str, library: str,
+    spread: float,
+) -> None:  # fmt: skip
+    """Zen 4 has ratios of 2 and 1.1, Sapphire Rapids one of 0.95: never a matter of the moment."""
+    monkeypatch.setattr(calibration, "cpu_model", lambda: f"{vendor}|a name|fpu")
     ways = clock(ratio, spread)
     verdicts = [decide(*ways) for _ in range(50)]
     assert {v.library for v in verdicts} == {library}
@@ -86,7 +94,7 @@ def test_what_stays_unstable_follows_the_table_and_is_not_kept(
     clock: Clock, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, vendor: str, library: str
 ) -> None:
     monkeypatch.setattr(calibration, "cpu_model", lambda: f"{vendor}|a name|fpu")
-    ways = clock(LIBRARY_MARGIN, 0.5)
+    ways = clock(LIBRARY_MARGIN[library], 0.5)
     found = decide(*ways)
     assert (found.library, found.stable) == (library, False) and "unstable" in str(found)
     monkeypatch.setattr(calibration, "has_onednn_linear", lambda: True)

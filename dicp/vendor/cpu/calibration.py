@@ -161,12 +161,13 @@ def _measured(which: ShapeClass) -> Verdict:
 
 def decide(blas: Callable[[], object], onednn: Callable[[], object]) -> Verdict:
     """The verdict on two functions that compute one product in float32."""
-    return compare(blas, onednn, ("blas", "onednn"), FASTER_BY_VENDOR.get(_vendor(), "blas"))
+    known = FASTER_BY_VENDOR.get(_vendor(), "blas")
+    return compare(blas, onednn, ("blas", "onednn"), known, margin=LIBRARY_MARGIN[known])
 
 
 def compare(
     first: Callable[[], object], second: Callable[[], object], libraries: tuple[Library, Library],
-    otherwise: Library, names: Sequence[str] = ("BLAS", "oneDNN"), margin: float = LIBRARY_MARGIN,
+    otherwise: Library, names: Sequence[str] = ("BLAS", "oneDNN"), *, margin: float,
 ) -> Verdict:  # fmt: skip
     """The second of two functions if faster by the margin; `otherwise` if that is unstable."""
     repeats = _repeats(first, second)

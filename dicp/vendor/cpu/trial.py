@@ -56,5 +56,5 @@ class Trial:
             out = x.new_empty(self.rows, self.columns)
             return compare(
                 lambda: by_onednn(x, w), lambda: self.product(x, w, out), ("onednn", "own"),
-                FASTER_ON_TILES, TILE_NAMES, TILE_MARGIN,
+                FASTER_ON_TILES, TILE_NAMES, margin=TILE_MARGIN,
             )  # fmt: skip
