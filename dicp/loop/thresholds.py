@@ -13,6 +13,9 @@ MAX_UNROLLED = 32
 """Most window points whose sum is unrolled; more are a reduction loop."""
 MAX_ARGMAX = 128
 """Most window points of a maximum, which is always unrolled: its index needs them in order."""
+MAX_CHAIN = 8
+"""Points of a row that a maximum compares one after the other, and no more: a tree of 5 takes 1.4
+times as long, and a chain as long as a window may be exceeds the recursion limit."""
 MAX_CONCATENATED = 128
 """The most tensors concatenated in one kernel: each adds a nested select for every element."""
 

@@ -166,6 +166,13 @@ CASES = [
         fixed=(4, 8),
         layouts=("contiguous",),
     ),
+    pool(
+        "max_of_wide_windows",  # as many points of a row as there are
+        lambda x: F.adaptive_max_pool2d(x, 1, return_indices=True),
+        (2, 3, 2, 64),
+        fixed=(2, 64),
+        layouts=("contiguous",),
+    ),
     pool("lp_pool2d", lambda x: F.lp_pool2d(x, 2, 3), T(X, 0.5, 2)),
     pool(
         "pool_channels_last_chain",

@@ -42,12 +42,25 @@ from dicp.loop.lowering.windows import (
     summed,
     windows_of,
 )
-from dicp.loop.thresholds import MAX_ARGMAX
+from dicp.loop.thresholds import MAX_ARGMAX, MAX_CHAIN
 from dicp.rules import NoRule, RuleTable
 from dicp.torch_private import HOST
 
 aten = torch.ops.aten
 MAX_POOLING = RuleTable()
+
+
+Found = tuple[Expr, Expr]
+"""A partial maximum: its value and its index."""
+
+
+def _tree(larger: Callable[[Found, Found], Found], parts: list[Found]) -> Found:
+    """The largest of `parts` by a balanced tree: a chain as deep as the window is large would
+    exceed the recursion limit in later passes."""
+    while len(parts) > 1:
+        pairs = [larger(a, b) for a, b in zip(parts[::2], parts[1::2], strict=False)]
+        parts = pairs + parts[2 * len(pairs) :]
+    return parts[0]
 
 
 def maximum_with_index(
@@ -103,29 +116,15 @@ def maximum_with_index(
     return values, lw.pointwise(shape, dtype, lambda idx: running(idx)[1])
 
 
-Found = tuple[Expr, Expr]
-"""A partial maximum: its value and its index."""
-
-
-def _tree(larger: Callable[[Found, Found], Found], parts: list[Found]) -> Found:
-    """The largest of `parts` by a balanced tree: a chain as deep as the window is large would
-    exceed the recursion limit in later passes."""
-    while len(parts) > 1:
-        pairs = [larger(a, b) for a, b in zip(parts[::2], parts[1::2], strict=False)]
-        parts = pairs + parts[2 * len(pairs) :]
-    return parts[0]
-
-
-def maximum_by_columns(
-    lw: Lowering, x: Value, windows: Sequence[AnyWindow]
-) -> tuple[Value, Value]:  # fmt: skip
+def maximum_by_columns(lw: Lowering, x: Value, windows: Sequence[AnyWindow]) -> tuple[Value, Value]:
     """As `maximum_with_index`, along all axes but the last first: loops over columns fill vectors,
     while windows begin anywhere in a row. (Adaptive pooling of rows in memory.)"""
     *outer, last = windows
     counts = [count for count in (w.taps() for w in windows) if isinstance(count, int)]
     points = product(x.shape[-len(windows) :])
     fits = isinstance(points, int) and points <= torch.iinfo(torch.int32).max
-    if len(counts) < len(windows) or math.prod(counts[:-1]) == 1 or not fits:
+    fits = fits and len(counts) == len(windows) and math.prod(counts) <= MAX_ARGMAX
+    if not fits or math.prod(counts[:-1]) == 1:
         return maximum_with_index(lw, x, windows)
     columns = [*outer, Window(1, 1, 0, 1, last.size, last.size)]
     found = maximum_with_index(lw, x, columns, torch.int32)
@@ -147,7 +146,8 @@ def maximum_by_columns(
         for k in range(counts[-1]):
             at = [*idx[:-1], last.nearest(idx[-1], Index(k))]
             parts.append((largest.at(at), places.at(at)))
-        return reduce(larger, parts)
+        chains = [parts[k : k + MAX_CHAIN] for k in range(0, len(parts), MAX_CHAIN)]
+        return _tree(larger, [reduce(larger, chain) for chain in chains])
 
     shape = (*x.shape[: -len(windows)], *(w.out for w in windows))
     values = lw.pointwise(shape, x.dtype, lambda idx: running(idx)[0])
