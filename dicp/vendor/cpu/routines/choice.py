@@ -149,9 +149,9 @@ def result(
     if how.transposed:
         how, images = replace(how, transposed=False), Planned(sizes, x.dtype)
         if rows and how.makes_patches(image, w, sizes):
-            return "transposed_patches"
+            return "product"
         fits = last and how.fit(x, w) and is_images_gradient_by_nhwc(how, images, w, image.shape)
-        return "transposed" if fits else None
+        return "nhwc" if fits else None
     axes = how.axes(x, w, out)
     if not how.fit(x, w):
         fits = last and how.fits_depthwise(x, w) and depthwise.is_better(w, out, axes)
@@ -170,15 +170,17 @@ def images_gradient(how: Options, x: Shaped, w: Shaped, out: Sequence[Size]) -> 
     axes, groups = how.axes(x, w, out), how.groups
     if not isinstance(groups, int) or not _is_at_most(limits().most, w, out):
         return None
-    if not is_transposed(how):
+    if not gradient_is_convolution(how):
         dilated = any(axis[3] != 1 != axis[5] for axis in axes)
         few = w.shape[1] < MIN_FILTERS // 2  # type: ignore[operator]
         return None if dilated or few else "im2col"
     exchanged = Planned((w.shape[1], w.shape[0], *w.shape[2:]), w.dtype)
     kind = _of_rows(exchanged, w.shape[1], x.shape, transposed(axes))
-    if kind == "im2col" and product(x.shape[2:]) <= CONVOLUTION_TILE:  # type: ignore[operator]
+    if kind is None or not of_one_pixel(axes):
         return kind
-    return "product" if kind and of_one_pixel(axes) else kind  # it reads filters in place
+    # A product reads filters in place; im2col joins the few pixels of several images.
+    few = kind == "im2col" and product(x.shape[2:]) <= CONVOLUTION_TILE  # type: ignore[operator]
+    return kind if few else "product"
 
 
 def filters_gradient(how: Options, x: Shaped, w: Shaped, out: Sequence[Size]) -> str | None:
@@ -190,8 +192,8 @@ def filters_gradient(how: Options, x: Shaped, w: Shaped, out: Sequence[Size]) ->
     return "convolution" if _is_better_gradient(w, out, axes) else None
 
 
-def is_transposed(how: Options) -> bool:
-    """Whether the gradient of row-major images is a convolution with transposed filters."""
+def gradient_is_convolution(how: Options) -> bool:
+    """Whether the gradient of row-major images is computed as a convolution of grad_output."""
     return how.groups == 1 and all(step == 1 for step in how.stride)
 
 

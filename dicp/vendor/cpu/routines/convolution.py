@@ -47,11 +47,11 @@ def convolution(
     kind = None
     if is_taken(x, w, bias):
         kind = choice.result(how, x, w, out.shape, rows, last, lw.first_sizes)
-    if kind == "transposed":
+    if how.transposed and kind == "product":
+        return patchify.transposed(lw, x, w, bias, out)
+    if how.transposed and kind == "nhwc":
         axes = replace(how, transposed=False).axes(out, w, x.shape)
         return nhwc.images_gradient(lw, x, w, bias, out, axes)
-    if kind == "transposed_patches":
-        return patchify.transposed(lw, x, w, bias, out)
     axes = how.axes(x, w, out.shape)
     if kind == "depthwise":
         return depthwise.convolved(lw, x, w, bias, out, axes)
@@ -271,7 +271,7 @@ def _images_gradient(
     if kind == "product":
         filters = lw.permute(lw.reshape(w, w.shape[:2]), [1, 0])
         return _by_pixel_in_rows(lw, grad, filters, None, images)
-    if choice.is_transposed(how):
+    if choice.gradient_is_convolution(how):
         transposed = choice.transposed(axes)
         return _convolved(lw, kind, grad, _transposed(lw, w), None, images, transposed, 1, skips=1)
     grad_output, sizes = _problem(lw, grad, w, axes, how.groups, images, skips=1)

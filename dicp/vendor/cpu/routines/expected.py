@@ -158,10 +158,8 @@ def _groups_of_convolution(
         if kind == "depthwise":
             taps = columns_of(how.axes(images, w, sizes))
             yield from (f"depthwise_{taps}", *([f"depthwise_gradients_{taps}"] if train else []))
-        elif kind == "patchify":
-            yield _group_of_patches(out, w)
         else:
-            yield {"transposed": "nhwc", "transposed_patches": "product"}.get(kind, kind)
+            yield _group_of_patches(out, w) if kind == "patchify" else kind
 
 
 def _group_of_patches(out: torch.Tensor, w: torch.Tensor) -> str:
