@@ -803,7 +803,7 @@ def test_group_norm_about_the_mean_of_a_sample(kind: Any, symbolic: bool) -> Non
         bound = 2 * (theirs - real).abs() + 1e-5 * real.abs() + 1e-6
         assert ((mine - real).abs() <= bound)[finite].all()
     if kind is odd_pixels:
-        for mine, theirs in zip(found[:2], eager[:2], strict=True):
+        for mine, theirs in zip(found, eager, strict=True):
             assert torch.equal(mine.isnan(), theirs.isnan())
             assert torch.equal(mine.isinf(), theirs.isinf())
 
