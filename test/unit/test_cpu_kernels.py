@@ -871,3 +871,21 @@ def test_remainders_are_exact(dtype: torch.dtype, level: str) -> None:
         same = (found == eager) & (found.signbit() == eager.signbit())
         wrong = ~(same | (found.isnan() & eager.isnan()))
         assert not wrong.any(), (fn, a[wrong][:5], b[wrong][:5], found[wrong][:5], eager[wrong][:5])
+
+
+@pytest.mark.parametrize("dtype", [BF16, torch.float32])
+@pytest.mark.parametrize("scale", [1e-25, 1e25])
+@pytest.mark.parametrize("dim", [0, 1, (0, 1)])
+def test_deviations_whose_squares_leave_float32(
+    dtype: torch.dtype, scale: float, dim: int | tuple[int, ...]
+) -> None:
+    """Eager accumulates variances in double."""
+
+    def deviations(x: Tensor) -> tuple[Tensor, ...]:
+        return x.std(dim), *torch.std_mean(x, dim)
+
+    x = (torch.randn(40, 70) * scale).to(dtype)
+    wanted = deviations(x.double())
+    for value, exact in zip(compiled(deviations)(x), wanted, strict=True):
+        bound = torch.finfo(dtype).eps * exact.abs().max().item()
+        assert worst(value, exact) <= bound

@@ -52,6 +52,9 @@ class GraphBuilder:
     gathers_windows = False
     """Whether a max-pooling gradient is a gather: the colliding stores of a scatter are slow and in
     no fixed order."""
+    wide_variance = False
+    """Whether `var` and `std` accumulate in float64, as eager does on the CPU: in float32, squares
+    of deviations below 1e-19 are 0, and those above 1e19 infinite."""
     atomic_dtypes: frozenset[torch.dtype] = frozenset(
         {torch.float32, torch.float64, torch.int32, torch.int64}
     )

@@ -250,6 +250,14 @@ def moments(
     return lw.map(mean, quotient, rest, squares), lw.map(variance, squares, rest)
 
 
+def _mean_and_variance(
+    lw: Lowering, x: Value, axes: Sequence[int], correction: Any
+) -> tuple[Value, Value]:
+    """`moments` in the dtype in which the target accumulates variances."""
+    dtype = torch.float64 if lw.wide_variance else wide(x.dtype)
+    return moments(lw, x, axes, dtype, correction)
+
+
 def _correction(correction: Any) -> Any:
     return 1.0 if correction is None else correction
 
@@ -263,7 +271,7 @@ def var(
     free = _correction(correction) if unbiased is None else float(unbiased)
     if isinstance(dim, bool):
         free = float(dim)
-    _, v = moments(lw, x, axes, wide(x.dtype), free)
+    _, v = _mean_and_variance(lw, x, axes, free)
     return finish(lw, v, axes, keepdim)
 
 
@@ -272,7 +280,7 @@ def std(
     lw: Lowering, x: Value, dim: Any = None, *, correction: Any = None, keepdim: bool = False
 ) -> Value:
     axes = axes_of(x, dim)
-    _, v = moments(lw, x, axes, wide(x.dtype), _correction(correction))
+    _, v = _mean_and_variance(lw, x, axes, _correction(correction))
     return finish(lw, lw.map(lambda e: apply("sqrt", e.dtype, e), v), axes, keepdim)
 
 
@@ -286,7 +294,7 @@ def var_mean(
     lw: Lowering, x: Value, dim: Any = None, *, correction: Any = None, keepdim: bool = False
 ) -> tuple[Value, Value]:
     axes = axes_of(x, dim)
-    mu, v = moments(lw, x, axes, wide(x.dtype), _correction(correction))
+    mu, v = _mean_and_variance(lw, x, axes, _correction(correction))
     return _pair(lw, v, axes, keepdim), _pair(lw, mu, axes, keepdim)
 
 
@@ -295,6 +303,6 @@ def std_mean(
     lw: Lowering, x: Value, dim: Any = None, *, correction: Any = None, keepdim: bool = False
 ) -> tuple[Value, Value]:
     axes = axes_of(x, dim)
-    mu, v = moments(lw, x, axes, wide(x.dtype), _correction(correction))
+    mu, v = _mean_and_variance(lw, x, axes, _correction(correction))
     s = lw.map(lambda e: apply("sqrt", e.dtype, e), v)
     return _pair(lw, s, axes, keepdim), _pair(lw, mu, axes, keepdim)

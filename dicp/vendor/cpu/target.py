@@ -93,6 +93,7 @@ class CpuLowering(Lowering):
     """Lowering for the host, whose threads divide the destinations of colliding stores."""
 
     atomic_dtypes = DTYPES
+    wide_variance = True
 
 
 class CpuTarget(LoopTarget):
