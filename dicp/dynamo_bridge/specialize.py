@@ -13,7 +13,14 @@ import torch
 from torch import fx
 from torch.fx.node import map_arg
 
-from dicp.torch_private import first_sizes, free_symbols, is_plain_symbol, number_at, pytree
+from dicp.torch_private import (
+    first_sizes,
+    free_symbols,
+    is_jagged_size,
+    is_plain_symbol,
+    number_at,
+    pytree,
+)
 
 Sources: TypeAlias = Mapping[Any, tuple[int, ...]]
 """Symbol -> the position of an input whose value it is, or a position and an axis."""
@@ -25,7 +32,8 @@ _NUMBERS = (torch.SymInt, torch.SymFloat, torch.SymBool)
 def symbol_sources(gm: fx.GraphModule) -> dict[Any, tuple[int, ...]] | None:
     """Where a call finds the sizes of a graph's inputs: empty for a graph of fixed sizes.
 
-    None where an input's size is an expression of a symbol that no input has as its size.
+    None where an input's size is an expression of a symbol that no input has as its size. The size
+    of a jagged dimension, which no kernel reads, is left out.
     """
     found: dict[Any, tuple[int, ...]] = {}
     needed: set[Any] = set()
@@ -33,6 +41,8 @@ def symbol_sources(gm: fx.GraphModule) -> dict[Any, tuple[int, ...]] | None:
         val = node.meta.get("val")
         is_tensor = isinstance(val, torch.Tensor)
         for axis, size in enumerate(val.shape if is_tensor else (val,)):
+            if is_jagged_size(size):
+                continue
             place = (position, axis) if is_tensor else (position,)
             if isinstance(size, torch.SymInt):
                 needed |= free_symbols(size)

@@ -95,11 +95,21 @@ def depends_on_data(value: Any) -> bool:
     return any(isinstance(x, _SYMBOLIC) and bool(free_unbacked_symbols(x)) for x in leaves)
 
 
+def is_jagged_size(size: Any) -> bool:
+    """Whether a size stands for the lengths of a jagged dimension: PyTorch's nested integer, which
+    is no number."""
+    if not isinstance(size, torch.SymInt):
+        return False
+    node = size.node
+    return node.is_nested_int() or (node.has_hint() and isinstance(node.hint, torch.SymInt))
+
+
 def hint_of(size: Any) -> int:
     """An integer, or the value that a symbolic one was traced with."""
     if not isinstance(size, torch.SymInt):
         return int(size)
-    return int(size.node.hint) if size.node.has_hint() else UNKNOWN_SIZE
+    known = size.node.has_hint() and not is_jagged_size(size)
+    return int(size.node.hint) if known else UNKNOWN_SIZE
 
 
 def first_sizes(tensors: Iterable[Any]) -> dict[Any, int]:
@@ -107,7 +117,7 @@ def first_sizes(tensors: Iterable[Any]) -> dict[Any, int]:
     found: dict[Any, int] = {}
     for tensor in tensors:
         for size in tensor.shape if isinstance(tensor, torch.Tensor) else (tensor,):
-            if isinstance(size, torch.SymInt) and size.node.expr.is_Symbol and size.node.has_hint():
+            if is_plain_symbol(size) and size.node.has_hint() and not is_jagged_size(size):
                 found[size.node.expr] = int(size.node.hint)
     return found
 
