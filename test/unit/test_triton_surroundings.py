@@ -8,6 +8,8 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +30,7 @@ from dicp.compare import Rule, assert_matches
 from dicp.config import Config
 from dicp.dynamo_bridge.backend import Backend
 from dicp.gpu.launch import Device, StreamPool
-from dicp.vendor.triton import builder
+from dicp.vendor.triton import builder, simulator
 from dicp.vendor.triton.builder import Builder, Workers
 from dicp.vendor.triton.driver import Driver
 
@@ -246,6 +248,22 @@ def test_a_warm_start_neither_starts_nor_imports_the_compiler(
         timeout=300, cwd=Path(__file__).parents[2],
     )  # fmt: skip
     assert done.returncode == 0 and done.stdout.split() == ["copy"], done.stderr[-2000:]
+
+
+def test_threads_make_one_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two that are made at once take each other's modules."""
+    made: list[None] = []
+
+    @lru_cache(maxsize=1)
+    def make() -> object:
+        made.append(None)
+        threading.Event().wait(0.02)
+        return object()
+
+    monkeypatch.setattr(simulator, "_interpreter", make)
+    with ThreadPoolExecutor(4) as pool:
+        found = set(pool.map(lambda _: simulator.interpreter(), range(4)))
+    assert len(made) == len(found) == 1
 
 
 # ---- PyTorch's library ---------------------------------------------------------------------

@@ -68,7 +68,7 @@ class Interpreter:
     def __init__(self) -> None:
         self.lock = threading.RLock()
         self.modules: dict[str, ModuleType] = {}
-        with environment(TRITON_INTERPRET="1"), self.own_modules():
+        with self.own_modules(), environment(TRITON_INTERPRET="1"):
             self.triton = _module("triton")
             self.language = _module("triton.language")
             self.runtime = _module("triton.runtime.interpreter")
@@ -217,7 +217,7 @@ class Interpreter:
         scope: dict[str, Any] = {
             "triton": self.triton, "tl": self.language, "d": self.device, "__name__": path,
         }  # fmt: skip
-        with environment(TRITON_INTERPRET="1"), self.own_modules():
+        with self.own_modules(), environment(TRITON_INTERPRET="1"):
             exec(compile(text, path, "exec"), scope)  # noqa: S102
             kernel: Callable[..., None] = scope[name].rewrite()
         return kernel
@@ -260,9 +260,17 @@ def _without_triton() -> dict[str, ModuleType]:
     return {name: sys.modules.pop(name) for name in names}
 
 
-@lru_cache(maxsize=1)
+_ONE_INTERPRETER = threading.Lock()
+
+
 def interpreter() -> Interpreter:
     """The one interpreter of this process."""
+    with _ONE_INTERPRETER:  # while one thread makes it, others wait
+        return _interpreter()
+
+
+@lru_cache(maxsize=1)
+def _interpreter() -> Interpreter:
     return Interpreter()
 
 
