@@ -12,7 +12,7 @@ import sys
 import warnings
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +50,16 @@ class Backend:
         self.reports: deque[GraphReport] = deque(maxlen=KEPT_REPORTS)
         self.__name__ = f"{target}{SUFFIX}" if target else "dicp"
         self.before_tracing(options)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Backend:
+        """The backend itself: copies of a compiled module share it, with its reports."""
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A pickled compiled module names its backend; reports stay in their process."""
+        if _backends.get(self.target_name) is self:
+            return _backend, (self.target_name,)
+        return partial(Backend, self.target_name, **self.options), ()
 
     def before_tracing(self, options: Mapping[str, Any]) -> None:
         """Apply the options that Dynamo reads before it traces."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from typing import Any
 
 import pytest
@@ -40,6 +42,25 @@ def test_device_chooses_the_target() -> None:
     assert target_for_devices(set()).name == "cpu"
     with pytest.raises(TargetNotFoundError, match="xpu"):
         target_for_devices({"xpu"})
+
+
+@pytest.mark.parametrize("compiler", ["cpugraph", "topsgraph", Backend("cpu", fuse=False)])
+def test_copies_of_a_compiled_module_share_its_backend(compiler: str | Backend) -> None:
+    """A copy has no reports to copy, whose graphs hold tensors without memory."""
+    compiled = torch.compile(torch.nn.Linear(4, 4), backend=compiler)
+    x = torch.randn(2, 4)
+    expected = compiled(x)
+    torch.testing.assert_close(copy.deepcopy(compiled)(x), expected)
+    torch.testing.assert_close(pickle.loads(pickle.dumps(compiled))(x), expected)
+
+
+def test_pickled_backends_keep_their_options() -> None:
+    compiler = Backend("cpu", fuse=False)
+    torch.compile(fn, backend=compiler)(torch.rand(3, 4))
+    found = pickle.loads(pickle.dumps(compiler))
+    assert (found.target_name, found.options, list(found.reports)) == ("cpu", {"fuse": False}, [])
+    assert copy.deepcopy(compiler) is compiler
+    assert pickle.loads(pickle.dumps(module.cpugraph)) is module.cpugraph
 
 
 def test_unknown_target() -> None:
