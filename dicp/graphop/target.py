@@ -38,7 +38,15 @@ from dicp.outline import Outline
 from dicp.rule_errors import raise_run_failure
 from dicp.serialize import evaluate_size
 from dicp.specializations import Specializations
-from dicp.target import Artifact, Decision, Executable, LowerContext, RuleTarget, Source
+from dicp.target import (
+    Artifact,
+    Decision,
+    Executable,
+    LowerContext,
+    RuleTarget,
+    Source,
+    tensors_of,
+)
 from dicp.torch_private import FakeTensorMode, disable_current_modes
 
 UNIT = "model"
@@ -165,6 +173,8 @@ class GraphTarget(RuleTarget):
         def decide(node: fx.Node) -> Decision:
             if node.name in refused:
                 return Decision("eager", "the graph compiler refused it")
+            if any(t.device.type == "meta" for t in tensors_of(node)):
+                return Decision("eager", "tensor on meta, which has no memory")
             reason = self.refuses(node, config)
             if reason:
                 return Decision("eager", reason)

@@ -153,3 +153,12 @@ def test_factorizations_refuse_what_eager_refuses(backend: Any, dynamic: bool) -
     if backend.is_dicp:  # the report names what is called, not how PyTorch orders it alone
         nodes = [node.op for report in backend.reports() for node in report.nodes]
         assert "with_effects(aten._linalg_check_errors.default)" in nodes
+
+
+def test_meta_tensors_have_a_shape_alone(backend: Any, dynamic: bool) -> None:
+    module = torch.nn.Sequential(torch.nn.Linear(6, 5), torch.nn.GELU()).to("meta")
+    compiled = torch.compile(module, backend=backend, dynamic=dynamic)
+    result = compiled(torch.empty(4, 6, device="meta"))
+    assert (result.shape, result.device.type) == ((4, 5), "meta")
+    result.sum().backward()
+    assert all(p.grad is not None and p.grad.device.type == "meta" for p in module.parameters())
