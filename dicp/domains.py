@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import torch
 
-from dicp.dtypes import REDUCED_FLOATS, Number, fits
+from dicp.dtypes import Number, fits, opmath_dtype
 
 aten = torch.ops.aten
 Relations = Callable[..., Sequence[Any]]
@@ -106,7 +106,7 @@ def _inverted(x: Any, alpha: Any = 1.0) -> Sequence[Any]:
 
 def _computed(x: Any, *numbers: Any) -> Sequence[Any]:
     """Relations of numbers converted to the dtype that eager computes in."""
-    return _all_fit(torch.float32 if x.dtype in REDUCED_FLOATS else x.dtype, *numbers)
+    return _all_fit(opmath_dtype(x.dtype), *numbers)
 
 
 def _apart(sizes: Sequence[Any], strides: Sequence[Any]) -> Sequence[Any]:

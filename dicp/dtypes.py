@@ -20,6 +20,11 @@ REDUCED_FLOATS = frozenset({torch.float16, torch.bfloat16})
 """Floating-point types that operators compute in float32."""
 
 
+def opmath_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The dtype that operators compute and add up elements of `dtype` in (`at::opmath_type`)."""
+    return torch.float32 if dtype in REDUCED_FLOATS else dtype
+
+
 def converted(number: Number, dtype: torch.dtype) -> Number | None:
     """`number` as `dtype` holds it, converted as by `torch.full` or `Tensor.to`.
 

@@ -22,6 +22,7 @@ from dicp.codegen.types import (
     widened,
 )
 from dicp.codegen.values import Needs, Values, local
+from dicp.dtypes import REDUCED_FLOATS
 from dicp.loop.ir import expr as ir
 from dicp.loop.ir.expr import Checked, Convert, Expr, Named, Read, Ref
 from dicp.loop.ir.index import FloorDiv, Index, Mod, Size, contiguous_strides, flatten, variable
@@ -231,7 +232,7 @@ class Emitter(Values[int]):
 def _unrounded(stmt: Store) -> Expr:
     """The value of a store, without a cast to the 16-bit float to which the store rounds anyway."""
     value, dtype = stmt.value, stmt.ref.dtype
-    cast = value.op == "cast" and value.dtype == dtype and dtype in ir.LOW_PRECISION
+    cast = value.op == "cast" and value.dtype == dtype and dtype in REDUCED_FLOATS
     return value.args[0] if cast and not stmt.op else value
 
 

@@ -15,6 +15,7 @@ from typing import Generic, Literal, TypeVar
 
 import torch
 
+from dicp.dtypes import REDUCED_FLOATS
 from dicp.loop.ir import expr as ir
 from dicp.loop.ir.expr import Checked, Const, Convert, Expr, IndexValue, Masked, Named, Read, Ref
 from dicp.loop.ir.index import (
@@ -363,7 +364,7 @@ def conversion_kind(source: torch.dtype, target: torch.dtype, rounded: bool) -> 
         return "test"
     if source == torch.bool:
         return "select"
-    if target in ir.LOW_PRECISION and rounded:
+    if target in REDUCED_FLOATS and rounded:
         return "round"
     integer = not target.is_floating_point
     return "truncate" if source.is_floating_point and integer else "convert"

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dicp import torch_private
-from dicp.dtypes import REDUCED_FLOATS
+from dicp.dtypes import opmath_dtype
 from dicp.dynamo_bridge.memory_formats import suggested_format
 from dicp.interpolation_taps import Tap, Taps, cubic_taps, linear_taps, taps_along
 from dicp.torch_private import HOST, give_shapes
@@ -154,7 +154,7 @@ def interpolation(taps: Taps) -> Callable[..., Any]:
     ) -> Any:  # fmt: skip
         if not input.is_floating_point():
             return NotImplemented
-        dtype = torch.float32 if input.dtype in REDUCED_FLOATS else input.dtype
+        dtype = opmath_dtype(input.dtype)
         rest = (None,) * (len(output_size) - len(factors))
         axes = [
             taps_along(

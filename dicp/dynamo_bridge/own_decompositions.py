@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from dicp import torch_private
-from dicp.dtypes import REDUCED_FLOATS
+from dicp.dtypes import opmath_dtype
 from dicp.dynamo_bridge.cells import CELLS
 from dicp.dynamo_bridge.interpolation import interpolate_cubically, interpolate_linearly
 from dicp.torch_private import ATTENTION_FORWARD, OpOverload, all_decompositions, pytree
@@ -146,7 +146,7 @@ def _attention(
     shared = query.shape[1] // key.shape[1]
     if shared != 1:
         key, value = (x.repeat_interleave(shared, 1) for x in (key, value))
-    wide = torch.float32 if query.dtype in REDUCED_FLOATS else query.dtype
+    wide = opmath_dtype(query.dtype)
     scores = (query.to(wide) @ key.to(wide).mT) * factor
     if is_causal:
         inside = torch.ones(scores.shape[-2:], dtype=torch.bool, device=query.device).tril()
@@ -264,7 +264,7 @@ def ndtr(x: Tensor) -> Tensor:
     PyTorch's own decomposition, which tracing does in any case, subtracts equal numbers below 0.
     """
     dtype = x.dtype if x.is_floating_point() else torch.get_default_dtype()
-    wide = x.to(torch.float32 if dtype in REDUCED_FLOATS else dtype)
+    wide = x.to(opmath_dtype(dtype))
     return (torch.erfc(wide * -math.sqrt(0.5)) / 2).to(dtype)
 
 

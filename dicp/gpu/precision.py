@@ -10,6 +10,7 @@ import math
 
 import torch
 
+from dicp.dtypes import REDUCED_FLOATS
 from dicp.gpu.thresholds import MAX_DIVISOR
 from dicp.loop.ir import expr as ir
 from dicp.loop.ir.expr import Const, Expr, Named, is_const
@@ -17,7 +18,7 @@ from dicp.loop.ir.index import indirect_exprs
 from dicp.loop.ir.kernel import Kernel, Reduce, ScratchStore, Stmt, Store, Variant
 from dicp.loop.ir.ops import float32
 
-FLOAT32 = frozenset({torch.float32, *ir.LOW_PRECISION})
+FLOAT32 = frozenset({torch.float32, *REDUCED_FLOATS})
 """The dtypes that are computed in float32."""
 
 
@@ -110,7 +111,7 @@ def _is_over_above_one(expr: Expr) -> bool:
 def full_precision(stmts: list[Stmt]) -> set[Expr]:
     """The expressions whose values reach memory in more than 16 bits."""
     named = {s.name: s for s in stmts if not isinstance(s, Store)}
-    left = [s for s in stmts if isinstance(s, Store) and s.ref.dtype not in ir.LOW_PRECISION]
+    left = [s for s in stmts if isinstance(s, Store) and s.ref.dtype not in REDUCED_FLOATS]
     pending = [s.value for s in left]
     found: set[Expr] = set()
     while pending:
@@ -127,7 +128,7 @@ def full_precision(stmts: list[Stmt]) -> set[Expr]:
 
 
 def _rounds(expr: Expr) -> bool:
-    return expr.op == "cast" and expr.dtype in ir.LOW_PRECISION and ir.rounds(expr)
+    return expr.op == "cast" and expr.dtype in REDUCED_FLOATS and ir.rounds(expr)
 
 
 def _averages(stmt: Stmt) -> bool:
@@ -136,4 +137,4 @@ def _averages(stmt: Stmt) -> bool:
     if not (isinstance(stmt, Reduce) and stmt.op == "sum" and stmt.value.op == "exp"):
         return False
     reads = ir.reads([stmt.value])
-    return bool(reads) and all(r.ref.dtype in ir.LOW_PRECISION for r in reads)
+    return bool(reads) and all(r.ref.dtype in REDUCED_FLOATS for r in reads)

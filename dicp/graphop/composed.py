@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from dicp.dtypes import REDUCED_FLOATS
+from dicp.dtypes import opmath_dtype
 from dicp.graphop.operators import Ops
 from dicp.graphop.program import Value
 from dicp.rules import NoRule
@@ -62,7 +62,7 @@ def _rounded_once(combine: Callable[..., Value]) -> Callable[..., Value]:
     """16-bit floats are combined in float32, as eager's."""
 
     def rounded(g: Ops, x: Value, *others: Value) -> Value:
-        wide = torch.float32 if x.dtype in REDUCED_FLOATS else x.dtype
+        wide = opmath_dtype(x.dtype)
         return g.cast(combine(g, *(g.as_type(v, wide) for v in (x, *others))), x.dtype)
 
     return rounded

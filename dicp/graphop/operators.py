@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from dicp.dtypes import REDUCED_FLOATS, converted
+from dicp.dtypes import converted, opmath_dtype
 from dicp.graphop.builder import Builder, Dialect
 from dicp.graphop.program import Value
 from dicp.graphop.prototype import Port
@@ -163,7 +163,7 @@ class Ops(Builder):
     def compute_dtype(self, dtype: torch.dtype, *operands: Operand) -> torch.dtype:
         """float32 in place of a narrow type that cannot hold one of the numbers exactly."""
         inexact = any(not isinstance(x, Value) and not holds(dtype, x) for x in operands)
-        return torch.float32 if dtype in REDUCED_FLOATS and inexact else dtype
+        return opmath_dtype(dtype) if inexact else dtype
 
     @property
     def dtype(self) -> torch.dtype:
@@ -276,7 +276,7 @@ class Ops(Builder):
 
     def wide(self, x: Value) -> Value:
         """`x` in float32 where it is narrower: for intermediate results that must not round."""
-        return self.cast(x, torch.float32) if x.dtype in REDUCED_FLOATS else x
+        return self.cast(x, opmath_dtype(x.dtype))
 
 
 def holds(dtype: torch.dtype, number: Any) -> bool:

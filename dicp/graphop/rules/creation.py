@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from dicp.dtypes import REDUCED_FLOATS
+from dicp.dtypes import opmath_dtype
 from dicp.effects import UNINITIALIZED
 from dicp.graphop.operators import NoRule, Ops, Value
 from dicp.rules import RuleTable
@@ -85,13 +85,13 @@ def _draw(g: Ops, kind: str, shape: Sequence[Any], dtype: torch.dtype) -> Value:
 
 @rule(aten.uniform.default)
 def uniform(g: Ops, x: Value, start: float = 0.0, end: float = 1.0, **options: Any) -> Value:
-    drawn = uniform_of(g, g.shape, _drawn_in(g))
+    drawn = uniform_of(g, g.shape, opmath_dtype(g.dtype))
     return g.cast(g.add(g.mul(drawn, end - start), start), g.dtype)
 
 
 @rule(aten.normal_functional.default)
 def normal(g: Ops, x: Value, mean: float = 0.0, std: float = 1.0, **options: Any) -> Value:
-    drawn = normal_of(g, g.shape, _drawn_in(g))
+    drawn = normal_of(g, g.shape, opmath_dtype(g.dtype))
     return g.cast(g.add(g.mul(drawn, std), mean), g.dtype)
 
 
@@ -99,10 +99,6 @@ def normal(g: Ops, x: Value, mean: float = 0.0, std: float = 1.0, **options: Any
 def normal_tensors(g: Ops, mean: Any, std: Any = 1.0, **options: Any) -> Value:
     drawn = normal_of(g, g.shape, g.dtype)
     return g.binary("Add", g.binary("Mul", drawn, std), mean)
-
-
-def _drawn_in(g: Ops) -> torch.dtype:
-    return torch.float32 if g.dtype in REDUCED_FLOATS else g.dtype
 
 
 @rule(aten.bernoulli.p)
@@ -152,7 +148,7 @@ def randperm(g: Ops, n: Any, **options: Any) -> Value:
 
 def _open_uniform(g: Ops) -> Value:
     """Uniform in (0, 1], so that logarithms are finite."""
-    drawn = uniform_of(g, g.shape, _drawn_in(g))
+    drawn = uniform_of(g, g.shape, opmath_dtype(g.dtype))
     return g.op("Sub", g.number(1, drawn.dtype), drawn)
 
 
@@ -171,13 +167,13 @@ def geometric(g: Ops, x: Value, p: float, **options: Any) -> Value:
 
 @rule(aten.log_normal.default)
 def log_normal(g: Ops, x: Value, mean: float = 1.0, std: float = 2.0, **options: Any) -> Value:
-    drawn = normal_of(g, g.shape, _drawn_in(g))
+    drawn = normal_of(g, g.shape, opmath_dtype(g.dtype))
     return g.cast(g.op("Exp", g.add(g.mul(drawn, std), mean)), g.dtype)
 
 
 @rule(aten.cauchy.default)
 def cauchy(g: Ops, x: Value, median: float = 0.0, sigma: float = 1.0, **options: Any) -> Value:
-    drawn = uniform_of(g, g.shape, _drawn_in(g))
+    drawn = uniform_of(g, g.shape, opmath_dtype(g.dtype))
     angle = g.mul(g.add(drawn, -0.5), math.pi)
     return g.cast(g.add(g.mul(g.op("Tan", angle), sigma), median), g.dtype)
 

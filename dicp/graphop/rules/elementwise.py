@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from dicp.dtypes import REDUCED_FLOATS
+from dicp.dtypes import REDUCED_FLOATS, opmath_dtype
 from dicp.graphop.operators import NoRule, Operand, Ops, Value
 from dicp.rules import RuleTable
 from dicp.torch_private import schema_of
@@ -270,7 +270,7 @@ def div_mode(g: Ops, x: Value, y: Operand, rounding_mode: str | None = None) -> 
     if not g.dtype.is_floating_point:
         return g.binary("TruncateDiv", x, y)
     # as in eager: the quotient is truncated before it is rounded to a 16-bit float
-    wide = torch.float32 if g.dtype in REDUCED_FLOATS else g.dtype
+    wide = opmath_dtype(g.dtype)
     quotient = g.op("Div", g.as_type(x, wide), g.as_type(y, wide))
     return g.cast(g.op("Trunc", quotient), g.dtype)
 

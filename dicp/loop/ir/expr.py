@@ -17,12 +17,10 @@ from weakref import WeakValueDictionary
 
 import torch
 
-from dicp.dtypes import REDUCED_FLOATS, Number, converted, holds_all, shortest
+from dicp.dtypes import REDUCED_FLOATS, Number, converted, holds_all, opmath_dtype, shortest
 from dicp.loop.ir.index import Index, Size, Var, index_text, indirect_exprs
 from dicp.loop.ir.ops import CHECKED_OPS, INDEX_CHECKS, SCALAR_OPS
 from dicp.origin import Origin
-
-LOW_PRECISION = REDUCED_FLOATS
 
 Role = Literal["input", "constant", "temp", "alias", "seed"]
 
@@ -242,7 +240,7 @@ def const(value: Number, dtype: torch.dtype) -> Const:
 
     `as_stored(const(..))` is the number as an element of a tensor, rounded to its dtype.
     """
-    held = converted(value, torch.float32 if dtype in LOW_PRECISION else dtype)
+    held = converted(value, opmath_dtype(dtype))
     assert held is not None, f"{value} in {dtype}"
     held = held if held == held else math.nan  # one object for every NaN
     return Const("const", dtype, (), held, repr(held))
@@ -296,7 +294,7 @@ def rounded(value: Expr, dtype: torch.dtype) -> Expr:
 
 def as_stored(value: Expr) -> Expr:
     """`value` as it would be read back from memory: a 16-bit float is rounded."""
-    if value.dtype not in LOW_PRECISION:
+    if value.dtype not in REDUCED_FLOATS:
         return value
     if isinstance(value, Const):
         held = converted(value.value, value.dtype)
@@ -315,7 +313,7 @@ def opmath(value: Expr, dtype: torch.dtype) -> Expr:
     """`value` as an operand of arithmetic in `dtype`, unrounded where `dtype` is a 16-bit float."""
     if value.dtype == dtype:
         return value
-    if dtype in LOW_PRECISION:
+    if dtype in REDUCED_FLOATS:
         if isinstance(value, Const):
             return const(value.value, dtype)
         return Convert("widen", dtype, (value,))

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from dicp.dtypes import opmath_dtype
 from dicp.loop.ir.expr import Expr, cast, const
 from dicp.loop.ir.index import Index, Size, is_positive, normal
 from dicp.loop.lowering.core import Lowering, Value
@@ -18,7 +19,6 @@ from dicp.loop.lowering.layout import sizes_of
 from dicp.loop.lowering.windows import (
     AnyWindow,
     Window,
-    accumulator_of,
     adaptive_of,
     both,
     guarded,
@@ -56,7 +56,7 @@ def average(
 ) -> Value:
     """The mean of each window. `include`: padding counts; `divisor`: divided by, if given."""
     meta = lw.meta()
-    dtype, n = accumulator_of(x.dtype), len(windows)
+    dtype, n = opmath_dtype(x.dtype), len(windows)
 
     def term(idx: tuple[Index, ...], k: tuple[Index, ...]) -> Expr:
         lead, at = idx[:-n], idx[-n:]
@@ -77,7 +77,7 @@ def average_backward(
     lw: Lowering, g: Value, x: Value, windows: Sequence[AnyWindow], include: bool, divisor: Any
 ) -> Value:
     """The gradient of `average` for input `x`: the sum over the windows that contain an element."""
-    dtype, n = accumulator_of(g.dtype), len(windows)
+    dtype, n = opmath_dtype(g.dtype), len(windows)
     lead = len(g.shape) - n
     lw.require_equal(g.shape[:-n], x.shape[:-n], "the gradient does not fit the input", eager=False)
 

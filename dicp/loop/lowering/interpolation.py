@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from dicp.dtypes import opmath_dtype
 from dicp.interpolation_taps import Tap, Taps, cubic_taps, linear_taps, taps_along
 from dicp.loop.ir import expr as ir
 from dicp.loop.ir.expr import Expr, cast
@@ -21,7 +22,7 @@ from dicp.loop.lowering.core import Lowering, Value
 from dicp.loop.lowering.indexing import proven
 from dicp.loop.lowering.library import plain
 from dicp.loop.lowering.pointwise import compare, select
-from dicp.loop.lowering.windows import accumulator_of, summed
+from dicp.loop.lowering.windows import summed
 from dicp.rules import RuleTable
 from dicp.torch_private import disable_current_modes
 
@@ -91,7 +92,7 @@ def _backward(op: Any, taps: Taps) -> Callable[..., Any]:
         sizes = (*output_size, *input_size[2:], *factors)
         if not all(isinstance(each, (int, float, type(None))) for each in sizes):
             return library(lw, g, output_size, input_size, align_corners, *factors)
-        value = lw.cast(g, accumulator_of(g.dtype))
+        value = lw.cast(g, opmath_dtype(g.dtype))
         if taps is cubic_taps and list(output_size) == list(input_size[2:]):
             return lw.cast(value, g.dtype)
         device = lw.meta().device

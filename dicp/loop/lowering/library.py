@@ -10,10 +10,11 @@ from typing import Any
 
 import torch
 
+from dicp.dtypes import opmath_dtype
 from dicp.loop.ir.expr import Ref
 from dicp.loop.ir.index import contiguous_strides
 from dicp.loop.lowering.core import Lowering, Value
-from dicp.loop.lowering.reduction import total, wide
+from dicp.loop.lowering.reduction import total
 from dicp.rules import RuleTable
 from dicp.torch_private import ATTENTION_BACKWARD, ATTENTION_FORWARD
 
@@ -126,7 +127,7 @@ def convolution_backward(lw: Lowering, *args: Any) -> Any:
 def bias_gradient(lw: Lowering, grad: Value) -> Value:
     """The sum of `grad` over everything but channels."""
     axes = [i for i in range(grad.ndim) if i != 1]
-    return lw.cast(lw.squeeze(total(lw, grad, axes, wide(grad.dtype)), axes), grad.dtype)
+    return lw.cast(lw.squeeze(total(lw, grad, axes, opmath_dtype(grad.dtype)), axes), grad.dtype)
 
 
 def _full_outs(metas: Sequence[Any], mask: Sequence[bool]) -> list[torch.Tensor]:

@@ -6,13 +6,14 @@ from typing import Any
 
 import torch
 
+from dicp.dtypes import opmath_dtype
 from dicp.loop.ir import expr as ir
 from dicp.loop.ir.expr import Expr, apply, cast, const
 from dicp.loop.ir.index import ZERO, Index
 from dicp.loop.lowering.core import Lowering, Value
 from dicp.loop.lowering.indexing import checked, proven
 from dicp.loop.lowering.pointwise import compare, select
-from dicp.loop.lowering.reduction import total, wide
+from dicp.loop.lowering.reduction import total
 from dicp.rules import NoRule, RuleTable
 
 aten = torch.ops.aten
@@ -24,7 +25,7 @@ rule = LOSS.register
 def nll_loss_forward(
     lw: Lowering, x: Value, target: Value, weight: Any, reduction: int, ignore_index: int
 ) -> tuple[Value, Value]:
-    dtype = wide(x.dtype)
+    dtype = opmath_dtype(x.dtype)
     rows = x.shape[:-1]
     if x.shape[-1] == 0:
         raise NoRule("no class to pick from")

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from dicp.dtypes import opmath_dtype
 from dicp.loop.ir import expr as ir
 from dicp.loop.ir.expr import Expr, apply, cast, const
 from dicp.loop.ir.index import (
@@ -34,7 +35,6 @@ from dicp.loop.lowering.scatter import scattered
 from dicp.loop.lowering.windows import (
     AnyWindow,
     Window,
-    accumulator_of,
     adaptive_of,
     both,
     constants,
@@ -230,7 +230,7 @@ def _chosen_windows(
     No stores collide. An index outside of its window adds nothing, as in PyTorch's GPU kernels.
     """
     n = len(windows)
-    dtype = accumulator_of(g.dtype)
+    dtype = opmath_dtype(g.dtype)
     strides = contiguous_strides(x.shape[-n:])
 
     def term(idx: tuple[Index, ...], j: tuple[Index, ...]) -> Expr:
@@ -260,7 +260,7 @@ def scatter_to_chosen(
     if none:
         g = lw.map(lambda i, g: select(compare("eq", i, -1), 0, g), index, g, dtype=g.dtype)
         index = lw.map(lambda i: select(compare("eq", i, -1), 0, i), index)
-    result = _at_flat_places(lw, g, index, x.shape, n, accumulator_of(x.dtype), "sum")
+    result = _at_flat_places(lw, g, index, x.shape, n, opmath_dtype(x.dtype), "sum")
     return lw.cast(result, x.dtype)
 
 

@@ -8,12 +8,13 @@ from typing import Any
 import sympy
 import torch
 
+from dicp.dtypes import opmath_dtype
 from dicp.loop.ir import expr as ir
 from dicp.loop.ir.expr import Expr, apply, cast
 from dicp.loop.ir.index import Size, floordiv, mod, normal, quotient
 from dicp.loop.lowering.core import Lowering, Value
 from dicp.loop.lowering.layout import sizes_of
-from dicp.loop.lowering.reduction import broadcast_in_memory, count_of, moments, total, wide
+from dicp.loop.lowering.reduction import broadcast_in_memory, count_of, moments, total
 from dicp.loop.thresholds import FEW_CHANNELS
 from dicp.rules import RuleTable
 from dicp.torch_private import HOST, floor_division, remainder
@@ -56,7 +57,7 @@ def _mean_of(x: Value, axes: Sequence[int], saved: Value) -> Value:
 def native_layer_norm(
     lw: Lowering, x: Value, shape: Sequence[Any], weight: Any, bias: Any, eps: float
 ) -> tuple[Value, Value, Value]:
-    dtype = wide(x.dtype)
+    dtype = opmath_dtype(x.dtype)
     axes = list(range(x.ndim - len(shape), x.ndim))
     mu, v = moments(lw, x, axes, dtype)
     inv = _inverse_deviation(lw, v, eps)
@@ -70,7 +71,7 @@ def native_layer_norm_backward(
     weight: Any, bias: Any, mask: Sequence[bool],
 ) -> list[Any]:  # fmt: skip
     """dx = inv * (gw - mean(gw) - xhat * mean(gw * xhat)); Ba et al., arXiv:1607.06450."""
-    dtype = wide(x.dtype)
+    dtype = opmath_dtype(x.dtype)
     inner = list(range(x.ndim - len(shape), x.ndim))
     outer = list(range(x.ndim - len(shape)))
     count = lw.scalar(count_of(x, inner), dtype)
@@ -106,7 +107,7 @@ def native_layer_norm_backward(
 def rms_norm(
     lw: Lowering, x: Value, shape: Sequence[Any], weight: Any, eps: float | None
 ) -> tuple[Value, Value]:
-    dtype = wide(x.dtype)
+    dtype = opmath_dtype(x.dtype)
     axes = list(range(x.ndim - len(shape), x.ndim))
     eps = torch.finfo(x.dtype).eps if eps is None else eps
     squares = total(lw, x, axes, dtype, lambda e: e * e)
@@ -135,7 +136,7 @@ def _batch_norm(
     training: bool, momentum: float, eps: float,
 ) -> tuple[Value, Value, Value, Any, Any]:  # fmt: skip
     """Normalized output, saved mean and inverse deviation, new running statistics."""
-    dtype = wide(x.dtype)
+    dtype = opmath_dtype(x.dtype)
     axes = _batch_axes(x)
     w, b = (_per_channel(lw, v, x) for v in (weight, bias))
     if not training:
@@ -205,7 +206,7 @@ def batch_norm_backward(
     saved_mean: Any, saved_inv: Any, train: bool, eps: float, mask: Sequence[bool],
 ) -> list[Any]:  # fmt: skip
     """Gradients of batch normalization; Ioffe and Szegedy, arXiv:1502.03167."""
-    dtype = wide(x.dtype)
+    dtype = opmath_dtype(x.dtype)
     axes = _batch_axes(x)
     if train:
         mu, inv = (lw.cast(_per_channel(lw, v, x), dtype) for v in (saved_mean, saved_inv))
@@ -245,7 +246,7 @@ def native_group_norm(
     lw: Lowering, x: Value, weight: Any, bias: Any, n: Size, c: Size, hw: Size, groups: int,
     eps: float,
 ) -> tuple[Value, Value, Value]:  # fmt: skip
-    dtype = wide(x.dtype)
+    dtype = opmath_dtype(x.dtype)
     grouped, w, b = _grouped(lw, x, weight, bias, n, c, hw, groups)
     each = grouped.shape[2]
     few = isinstance(each, int) and each < FEW_CHANNELS
@@ -317,7 +318,7 @@ def native_group_norm_backward(
     hw: Size, groups: int, mask: Sequence[bool],
 ) -> list[Any]:  # fmt: skip
     """Gradients of group normalization; Wu and He, arXiv:1803.08494."""
-    dtype = wide(x.dtype)
+    dtype = opmath_dtype(x.dtype)
     xg, w, _ = _grouped(lw, x, weight, None, n, c, hw, groups)
     gg, _, _ = _grouped(lw, g, None, None, n, c, hw, groups)
     stats = (n, groups, 1, 1)

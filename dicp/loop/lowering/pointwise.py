@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from dicp.dtypes import REDUCED_FLOATS
 from dicp.loop.ir import expr as ir
 from dicp.loop.ir.expr import Expr, apply, cast, const, opmath
 from dicp.loop.ir.index import Index
@@ -128,7 +129,7 @@ for _name, _op in SAME.items():
 
 @rule(aten.nextafter)
 def nextafter(lw: Lowering, x: Value, y: Value) -> Value:
-    if x.dtype in ir.LOW_PRECISION:
+    if x.dtype in REDUCED_FLOATS:
         raise NoRule("the neighbour of a 16-bit float is not that of a wider one")
     return same("nextafter")(lw, x, y)
 

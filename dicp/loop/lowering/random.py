@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from dicp.dtypes import REDUCED_FLOATS
 from dicp.loop.ir import expr as ir
 from dicp.loop.ir.expr import Expr, apply, cast, const
 from dicp.loop.ir.graph import Compute
@@ -62,7 +63,7 @@ def _no_generator(kwargs: dict[str, Any]) -> None:
 
 def _unit(u: Expr, dtype: torch.dtype) -> Expr:
     """`u` from [0, 1) with no more bits than `dtype` holds, so that rounding cannot reach 1."""
-    if dtype not in ir.LOW_PRECISION:
+    if dtype not in REDUCED_FLOATS:
         return u
     scale = float(2 ** (8 if dtype == torch.bfloat16 else 11))
     return apply("floor", u.dtype, u * scale) * (1 / scale)

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from dicp.dtypes import opmath_dtype
 from dicp.loop.ir import expr as ir
 from dicp.loop.ir.expr import Expr, apply, cast
 from dicp.loop.ir.index import Index, Size, normal, product
@@ -35,11 +36,6 @@ def count_of(x: Value, axes: Sequence[int]) -> Size:
     return product(x.shape[a] for a in axes)
 
 
-def wide(dtype: torch.dtype) -> torch.dtype:
-    """The accumulator dtype for sums of `dtype`."""
-    return torch.float32 if dtype in ir.LOW_PRECISION else dtype
-
-
 def total(lw: Lowering, x: Value, axes: Sequence[int], dtype: torch.dtype, fn: Any = None) -> Value:
     """The sum of `fn(element)` along `axes` (kept with size 1), accumulated in `dtype`."""
 
@@ -64,9 +60,9 @@ def sum_(
     axes = axes_of(x, dim)
     if out == torch.bool:
         return _truth(lw, "any", x, axes, keepdim)
-    if wide(out) == out:
+    if opmath_dtype(out) == out:
         return lw.reduce("sum", x.shape, axes, out, lambda idx: cast(x.at(idx), out), keepdim)
-    return finish(lw, total(lw, x, axes, wide(out)), axes, keepdim)
+    return finish(lw, total(lw, x, axes, opmath_dtype(out)), axes, keepdim)
 
 
 @rule(aten.mean.default, aten.mean.dim)
@@ -75,7 +71,7 @@ def mean(
 ) -> Value:
     out = lw.meta().dtype
     axes = axes_of(x, dim)
-    return finish(lw, average(lw, x, axes, wide(out)), axes, keepdim)
+    return finish(lw, average(lw, x, axes, opmath_dtype(out)), axes, keepdim)
 
 
 def average(lw: Lowering, x: Value, axes: Sequence[int], dtype: torch.dtype) -> Value:
@@ -88,7 +84,7 @@ def prod(
     lw: Lowering, x: Value, dim: Any = None, keepdim: bool = False, *, dtype: Any = None
 ) -> Value:
     out = lw.meta().dtype
-    axes, wider = axes_of(x, dim), wide(out)
+    axes, wider = axes_of(x, dim), opmath_dtype(out)
     if not axes:
         return lw.cast(lw.map(lambda e: e, x), out)
     value = lw.reduce("prod", x.shape, axes, wider, lambda idx: cast(x.at(idx), wider))
@@ -254,7 +250,7 @@ def _mean_and_variance(
     lw: Lowering, x: Value, axes: Sequence[int], correction: Any
 ) -> tuple[Value, Value]:
     """`moments` in the dtype in which the target accumulates variances."""
-    dtype = torch.float64 if lw.wide_variance else wide(x.dtype)
+    dtype = torch.float64 if lw.wide_variance else opmath_dtype(x.dtype)
     return moments(lw, x, axes, dtype, correction)
 
 

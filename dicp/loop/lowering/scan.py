@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from dicp.loop.ir import expr as ir
+from dicp.dtypes import REDUCED_FLOATS
 from dicp.loop.ir.expr import cast
 from dicp.loop.ir.graph import Compute
 from dicp.loop.ir.index import domain
@@ -23,7 +23,7 @@ SCAN = RuleTable()
 
 def _running_dtype(dtype: torch.dtype) -> torch.dtype:
     """The accumulator dtype of a scan: wider than the result's, as in ATen on the CPU."""
-    if dtype in ir.LOW_PRECISION:
+    if dtype in REDUCED_FLOATS:
         return torch.float32
     return torch.float64 if dtype == torch.float32 else dtype
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from dicp.dtypes import REDUCED_FLOATS
+from dicp.dtypes import REDUCED_FLOATS, opmath_dtype
 from dicp.loop.ir import expr as ir
 from dicp.loop.ir.expr import Expr, Ref, apply, cast, const
 from dicp.loop.ir.graph import Compute
@@ -348,7 +348,7 @@ def embedding_dense_backward(
     def body(idx: tuple[Index, ...]) -> Expr:
         item = g.at(idx)
         if counts is not None:
-            exact = torch.float32 if g.dtype in REDUCED_FLOATS else g.dtype
+            exact = opmath_dtype(g.dtype)
             count = cast(counts.at([rows.at(idx[:-1])]), exact)
             item = cast(apply("div", exact, ir.opmath(item, exact), count), g.dtype)
         if isinstance(padding_idx, int) and padding_idx < 0:

@@ -7,12 +7,13 @@ from typing import Any
 
 import torch
 
+from dicp.dtypes import opmath_dtype
 from dicp.loop.ir import expr as ir
 from dicp.loop.ir.expr import Expr, apply, cast
 from dicp.loop.ir.index import Index
 from dicp.loop.lowering.core import Lowering, Value
 from dicp.loop.lowering.pointwise import compare, select
-from dicp.loop.lowering.reduction import axes_of, finish, total, wide
+from dicp.loop.lowering.reduction import axes_of, finish, total
 from dicp.loop.lowering.views import wrap
 from dicp.rules import NoRule, RuleTable, of_vectors
 
@@ -23,7 +24,7 @@ rule = SOFTMAX.register
 
 @rule(aten.logsumexp)
 def logsumexp(lw: Lowering, x: Value, dim: Any, keepdim: bool = False) -> Value:
-    dtype = wide(lw.meta().dtype)
+    dtype = opmath_dtype(lw.meta().dtype)
     axes = axes_of(x, dim)
     if any(x.shape[a] == 0 for a in axes) or not axes:
         raise NoRule("logsumexp over an empty axis")
@@ -51,7 +52,7 @@ def _shifted(lw: Lowering, x: Value, axis: int, dtype: torch.dtype) -> tuple[Val
 def softmax(lw: Lowering, x: Value, dim: int, half_to_float: Any = False) -> Value:
     assert lw.node is not None
     out = lw.meta().dtype
-    dtype = wide(out)
+    dtype = opmath_dtype(out)
     if any(s == 0 for s in x.shape):
         return lw.pointwise(x.shape, out, lambda idx: ir.const(1.0, out))
     axis = wrap(dim, x.ndim)
@@ -69,7 +70,7 @@ def softmax(lw: Lowering, x: Value, dim: int, half_to_float: Any = False) -> Val
 @of_vectors
 def log_softmax(lw: Lowering, x: Value, dim: int, half_to_float: bool = False) -> Value:
     out = lw.meta().dtype
-    dtype = wide(out)
+    dtype = opmath_dtype(out)
     if any(s == 0 for s in x.shape):
         return lw.pointwise(x.shape, out, lambda idx: ir.const(0.0, out))
     axis = wrap(dim, x.ndim)
@@ -83,7 +84,7 @@ def log_softmax(lw: Lowering, x: Value, dim: int, half_to_float: bool = False) -
 @of_vectors
 def softmax_backward(lw: Lowering, g: Value, y: Value, dim: int, input_dtype: Any) -> Value:
     out = lw.meta().dtype
-    dtype = wide(g.dtype)
+    dtype = opmath_dtype(g.dtype)
     axis = wrap(dim, y.ndim)
     lw.require_equal(g.shape, y.shape, "the gradient does not fit the result")
     gy = lw.map(lambda g, y: cast(g, dtype) * cast(y, dtype), g, y, dtype=dtype)
@@ -95,7 +96,7 @@ def softmax_backward(lw: Lowering, g: Value, y: Value, dim: int, input_dtype: An
 @of_vectors
 def log_softmax_backward(lw: Lowering, g: Value, y: Value, dim: int, input_dtype: Any) -> Value:
     out = lw.meta().dtype
-    dtype = wide(g.dtype)
+    dtype = opmath_dtype(g.dtype)
     lw.require_equal(g.shape, y.shape, "the gradient does not fit the result")
     s = total(lw, g, [wrap(dim, y.ndim)], dtype)
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from dicp.dtypes import opmath_dtype
 from dicp.loop.ir import expr as ir
 from dicp.loop.ir.expr import Expr, apply, cast, const
 from dicp.loop.ir.index import Index, Size, normal
@@ -24,7 +25,7 @@ from dicp.loop.lowering.layout import as_size, sizes_of
 from dicp.loop.lowering.library import plain
 from dicp.loop.lowering.pointwise import compare
 from dicp.loop.lowering.scatter import scattered
-from dicp.loop.lowering.windows import accumulator_of, both, guarded
+from dicp.loop.lowering.windows import both, guarded
 from dicp.loop.thresholds import MAX_UNROLLED
 from dicp.rules import RuleTable
 
@@ -101,7 +102,7 @@ def _replications(i: Index, last: Size, low: int, high: int) -> list[Place]:
 
 def _pad_backward(fold: Fold, places: Callable[..., list[Place]]) -> Callable[..., Value]:
     def lowered(lw: Lowering, g: Value, x: Value, padding: Sequence[Any]) -> Value:
-        dtype = accumulator_of(g.dtype)
+        dtype = opmath_dtype(g.dtype)
         sizes = x.shape[x.ndim - len(padding) // 2 :]
         margins = list(zip(padding[::2], padding[1::2], strict=True))[::-1]
 

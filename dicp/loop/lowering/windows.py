@@ -217,8 +217,3 @@ def summed(
         "sum", (*shape, *counts), range(rank, rank + len(counts)), dtype,
         lambda idx: term(idx[:rank], idx[rank:]), keepdim=False,
     )  # fmt: skip
-
-
-def accumulator_of(dtype: torch.dtype) -> torch.dtype:
-    """The dtype in which elements of `dtype` are added up."""
-    return torch.float32 if dtype in ir.LOW_PRECISION else dtype

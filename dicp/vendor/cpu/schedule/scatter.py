@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import torch
 
+from dicp.dtypes import REDUCED_FLOATS
 from dicp.loop.ir import expr as ir
 from dicp.loop.ir.access import deep_variables
 from dicp.loop.ir.expr import Read
@@ -48,7 +49,7 @@ class Scatter(Chooser):
     def _indexed_row(self, store: Store, last: Var) -> Indirect | None:
         """The index of the row that `store` adds to; None where it does not add whole rows."""
         dtype = store.ref.dtype
-        if dtype in ir.LOW_PRECISION or dtype == torch.bool or not isinstance(last.size, int):
+        if dtype in REDUCED_FLOATS or dtype == torch.bool or not isinstance(last.size, int):
             return None
         reads = {e.ref.root for e in ir.walk(store.value) if isinstance(e, Read)}
         others = [(a, c) for a, c in store.index.terms if a != last]
