@@ -65,7 +65,8 @@ class GraphBuilder:
         self.gm = gm
         self.context = context
         self.graph = Graph()
-        self.node: fx.Node | None = None
+        self.node: fx.Node
+        """The node being lowered."""
         self.shape_env = shape_env_of(gm)
         self._origins: tuple[Origin, ...] = ()
         self._count = 0
@@ -98,7 +99,6 @@ class GraphBuilder:
 
     def meta(self, output: int | None = None) -> torch.Tensor:
         """The FakeTensor of the node being lowered (or of one of its outputs)."""
-        assert self.node is not None
         val = self.node.meta["val"]
         return val if output is None else val[output]  # type: ignore[no-any-return]
 
@@ -112,7 +112,6 @@ class GraphBuilder:
 
     def strides_of_result(self, shape: Sequence[Size]) -> tuple[Size, ...] | None:
         """Eager's strides of the node's result that has this shape, if any, without overlap."""
-        assert self.node is not None
         val = self.node.meta.get("val")
         candidates = val if isinstance(val, (tuple, list)) else [val]
         for item in candidates:
@@ -169,6 +168,10 @@ class GraphBuilder:
             values[0].dtype if dtype is None else dtype,
             lambda idx: fn(*(v.broadcast_at(idx) for v in values)),
         )
+
+    def copy(self, value: Value) -> Value:
+        """A tensor of the same elements that shares no memory with `value`."""
+        return self.pointwise(value.shape, value.dtype, value.at)
 
     def cast(self, value: Value, dtype: torch.dtype) -> Value:
         if value.dtype == dtype:
@@ -344,7 +347,7 @@ class GraphBuilder:
         if strides is None or not is_injective(shape, tuple(strides)):
             strides = contiguous_strides(shape)
         out = self.pointwise(shape, value.dtype, value.at, strides)
-        self._mark_realized(out.ref)
+        self.mark_realized(out.ref)
         return out.ref
 
     def realize_to_read(self, value: Value, strides: Sequence[Size]) -> Ref:
@@ -364,7 +367,7 @@ class GraphBuilder:
         own = tuple(flat.coefficient(Var(i, s)) if s != 1 else 1 for i, s in enumerate(shape))
         if strides is not None and not same_layout(shape, own, tuple(strides)):
             return None
-        self._mark_realized(ref)
+        self.mark_realized(ref)
         # Libraries distinguish layouts by the strides of axes of size 1, too.
         asked = ref.strides if strides is None else tuple(strides)
         same = shape == ref.shape and same_layout(shape, own, ref.strides)
@@ -384,7 +387,8 @@ class GraphBuilder:
         source = Value(body.ref, value.ref.shape, body.coords)
         return Value(body.ref, value.shape, source.place(value.coords))
 
-    def _mark_realized(self, ref: Ref) -> None:
+    def mark_realized(self, ref: Ref) -> None:
+        """Have the compute of `ref` stored, rather than repeated by its readers."""
         if isinstance(ref.root.producer, Compute):
             ref.root.producer.realize = True
 
@@ -413,10 +417,7 @@ class GraphBuilder:
         outs: Sequence[torch.Tensor] | None = None,
     ) -> tuple[Value, ...]:
         """A library call; tensor arguments are realized, and strided views are passed as such."""
-        if outs is None:
-            refs = self.results()
-        else:
-            refs = tuple(map(self.result, outs))
+        refs = self.results() if outs is None else tuple(map(self.result, outs))
         node = Call(
             op,
             tuple(self.realized(a) for a in args),
@@ -433,7 +434,6 @@ class GraphBuilder:
         self, name: str, body: str, args: Sequence[Ref], outs: Sequence[Ref], sizes: Sequence[Size]
     ) -> tuple[Value, ...]:
         """A call of a handwritten kernel of the target, which reads `args` and writes `outs`."""
-        assert self.node is not None
         node = Call(
             self.node.target, tuple(args), {}, tuple(outs),
             routine=Routine(name, body, tuple(sizes)), origins=self._origins,
@@ -443,7 +443,6 @@ class GraphBuilder:
 
     def results(self) -> tuple[Ref, ...]:
         """A fresh buffer for each tensor the node returns, with eager's strides."""
-        assert self.node is not None
         val = self.node.meta["val"]
         return tuple(map(self.result, val if isinstance(val, (tuple, list)) else [val]))
 

@@ -31,21 +31,12 @@ def full(lw: Lowering, *args: Any, **kwargs: Any) -> Value:
     return lw.pointwise(sizes_of(meta.shape), meta.dtype, lambda idx: value)
 
 
-def _filled(number: int) -> Callable[..., Value]:
-    def lowered(lw: Lowering, *args: Any, **kwargs: Any) -> Value:
-        meta = lw.meta()
-        return lw.pointwise(sizes_of(meta.shape), meta.dtype, lambda idx: const(number, meta.dtype))
-
-    return lowered
-
-
-for _op in (aten.zeros, aten.zeros_like, aten.new_zeros, *UNINITIALIZED):
-    CREATION.add(_op, _filled(0))
-for _op in (aten.ones, aten.ones_like, aten.new_ones):
-    CREATION.add(_op, _filled(1))
-
-
-CREATION.add(aten.scalar_tensor, lambda lw, value, **kwargs: full(lw, value))
+CREATION.update({
+    (aten.zeros, aten.zeros_like, aten.new_zeros, *UNINITIALIZED):
+        lambda lw, *args, **kwargs: full(lw, 0),
+    (aten.ones, aten.ones_like, aten.new_ones): lambda lw, *args, **kwargs: full(lw, 1),
+    aten.scalar_tensor: lambda lw, value, **kwargs: full(lw, value),
+})  # fmt: skip
 
 
 @rule(aten.arange.start_step, aten.arange.start, aten.arange.default)

@@ -190,7 +190,6 @@ def index_coords(
 
 def _kinds_of_indices(lw: Lowering, count: int) -> list[type[Indices]]:
     """How each index of an indexing operator is kept in bounds: checked or clamped."""
-    assert lw.node is not None
     if lw.node.target not in UNSAFE_INDEXING:
         return [Indices] * count
     nodes = lw.node.args[1]

@@ -20,7 +20,7 @@ from dicp.loop.ir.expr import Expr, cast
 from dicp.loop.ir.index import Index, dense_strides
 from dicp.loop.lowering.core import Lowering, Value
 from dicp.loop.lowering.indexing import proven
-from dicp.loop.lowering.library import plain
+from dicp.loop.lowering.library import library_rule
 from dicp.loop.lowering.pointwise import compare, select
 from dicp.loop.lowering.windows import summed
 from dicp.rules import RuleTable
@@ -83,7 +83,7 @@ def _order_in_memory(images: Tensor) -> Sequence[int]:
 
 
 def _backward(op: Any, taps: Taps) -> Callable[..., Any]:
-    library = plain(op)
+    library = library_rule(op)
 
     def lowered(
         lw: Lowering, g: Value, output_size: Sequence[Any], input_size: Sequence[Any],

@@ -34,12 +34,11 @@ for _op in (aten.mm, aten.bmm, aten.baddbmm, aten.addmm, aten.addbmm, aten.addmv
     LIBRARY.add(_op.default, _product_rule(_op), "library")
 
 
-def plain(op: Any) -> Any:
-    """A rule that calls `op` unchanged; every result is a fresh tensor, or a gradient that is not
+def library_rule(op: Any) -> Any:
+    """A rule that calls `op`, whose results are fresh tensors; None for a gradient that is not
     requested."""
 
     def lowered(lw: Lowering, *args: Any, **kwargs: Any) -> Any:
-        assert lw.node is not None
         metas = lw.node.meta["val"]
         if not isinstance(metas, (tuple, list)):
             return lw.call(op, args, kwargs)[0]
@@ -62,12 +61,11 @@ for _op in (
     aten.fractional_max_pool2d_backward.default, aten.fractional_max_pool3d_backward.default,
     aten._ctc_loss.default, aten._ctc_loss_backward.default,
 ):  # fmt: skip
-    LIBRARY.add(_op, plain(_op), "library")
+    LIBRARY.add(_op, library_rule(_op), "library")
 
 
 def library_call(lw: Lowering, *args: Any, **kwargs: Any) -> Any:
     """Calls PyTorch's operator, which allocates its results."""
-    assert lw.node is not None
     return lw.eager(lw.node)
 
 
@@ -81,7 +79,7 @@ def rows_of(lw: Lowering, value: Value) -> Ref:
     return ref if ref.strides[-1] == 1 else lw.realize(value, contiguous_strides(value.shape))
 
 
-def plain_attention(op: Any) -> Any:
+def attention_rule(op: Any) -> Any:
     """A rule that calls attention `op`, which assumes a last stride of 1.
 
     Layouts are assigned after attention was found: an operand may have been converted since. A mask
@@ -93,20 +91,19 @@ def plain_attention(op: Any) -> Any:
         if attn_mask is not None:
             kwargs["attn_mask"] = rows_of(lw, attn_mask)
             rows = [False if each is True else each for each in rows]
-        return plain(op)(lw, *rows, **kwargs)
+        return library_rule(op)(lw, *rows, **kwargs)
 
     return lowered
 
 
 for _op in (ATTENTION_FORWARD, ATTENTION_BACKWARD):
-    LIBRARY.add(_op, plain_attention(_op), "library")
+    LIBRARY.add(_op, attention_rule(_op), "library")
 
 
 @LIBRARY.register(aten.convolution_backward.default, kind="library")
 def convolution_backward(lw: Lowering, *args: Any) -> Any:
     """The library computes input and weight gradients; the bias gradient, a sum, is generated."""
     grad, mask = args[0], list(args[-1])
-    assert lw.node is not None
     # The node may return tensors for gradients that the mask does not request.
     metas = [m if on else None for m, on in zip(lw.node.meta["val"], mask, strict=True)]
     wanted_bias = mask[2]

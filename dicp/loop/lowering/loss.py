@@ -64,11 +64,8 @@ def nll_loss_backward(
     def body(idx: tuple[Index, ...]) -> Expr:
         label = cast(target.at(idx[:-1] if target.ndim else []), torch.int64)
         grad = g.at(idx[:-1] if g.ndim else [])
-        grad = (
-            grad / cast(total_weight.at([ZERO] * total_weight.ndim), dtype)
-            if (reduction == 1)
-            else grad
-        )
+        if reduction == 1:
+            grad = grad / cast(total_weight.at([ZERO] * total_weight.ndim), dtype)
         skip = compare("eq", label, lw.scalar(ignore_index, torch.int64))
         label = checked(lw, select(skip, 0, label), x.shape[-1], wrap=False)
         hit = compare("eq", label, ir.index_value(idx[-1]))

@@ -51,7 +51,6 @@ def elementwise(
 
 def promoted(lw: Lowering) -> torch.dtype:
     """The dtype that comparison operands are promoted to."""
-    assert lw.node is not None
     operands = [a.meta["val"] if isinstance(a, torch.fx.Node) else a for a in lw.node.args[:2]]
     if len(operands) == 1:
         return operands[0].dtype  # type: ignore[no-any-return]
@@ -159,7 +158,7 @@ def _rounded(op: str) -> Callable[..., Value]:
         if not x.dtype.is_floating_point:
             if decimals:
                 raise NoRule("integers rounded to digits, which eager refuses")
-            return lw.map(lambda e: e, x)
+            return lw.copy(x)
         if not decimals:
             return elementwise(lw, (x,), lambda e: apply(op, x.dtype, e))
         scale = 10.0 ** abs(decimals)
@@ -477,7 +476,7 @@ def nan_to_num(
     lw: Lowering, x: Value, nan: Any = None, posinf: Any = None, neginf: Any = None
 ) -> Value:
     if not x.dtype.is_floating_point:
-        return lw.map(lambda e: e, x)
+        return lw.copy(x)
     info = torch.finfo(x.dtype)
     top = lw.element(info.max if posinf is None else posinf, x.dtype)
     bottom = lw.element(info.min if neginf is None else neginf, x.dtype)

@@ -17,7 +17,6 @@ import torch
 from dicp.dtypes import REDUCED_FLOATS
 from dicp.loop.ir import expr as ir
 from dicp.loop.ir.expr import Expr, apply, cast, const
-from dicp.loop.ir.graph import Compute
 from dicp.loop.ir.index import ZERO, Index, contiguous_strides, flatten
 from dicp.loop.lowering.core import Lowering, Value
 from dicp.loop.lowering.layout import sizes_of
@@ -30,12 +29,15 @@ rule = RANDOM.register
 
 
 def generated(
-    lw: Lowering, op: str, dtype: torch.dtype, finish: Callable[[Expr, tuple[Index, ...]], Expr]
-) -> Value:
-    """A tensor of the node's shape from one random number per element."""
+    lw: Lowering, op: str, dtype: torch.dtype, finish: Callable[[Expr, tuple[Index, ...]], Expr],
+    output: int | None = None,
+) -> Value:  # fmt: skip
+    """The node's result (number `output` of several) from one random number per element."""
     if lw.context.config.fallback_random:
         raise NoRule("random numbers are left to eager by fallback_random")
-    meta = lw.meta()
+    if lw.node.kwargs.get("generator") is not None:
+        raise NoRule("an explicit generator keeps its own state")
+    meta = lw.meta(output)
     shape = sizes_of(meta.shape)
     seed, site = lw.seed()
     strides = contiguous_strides(shape)
@@ -47,18 +49,12 @@ def generated(
         return finish(number, idx)
 
     value = lw.pointwise(shape, meta.dtype, body)
-    assert isinstance(value.ref.producer, Compute)
-    value.ref.producer.realize = True
+    lw.mark_realized(value.ref)
     return value
 
 
 def _width(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype == torch.float64 else torch.float32
-
-
-def _no_generator(kwargs: dict[str, Any]) -> None:
-    if kwargs.get("generator") is not None:
-        raise NoRule("an explicit generator keeps its own state")
 
 
 def _unit(u: Expr, dtype: torch.dtype) -> Expr:
@@ -71,13 +67,13 @@ def _unit(u: Expr, dtype: torch.dtype) -> Expr:
 
 def _sampler(op: str) -> Callable[..., Value]:
     def lowered(lw: Lowering, *args: Any, **kwargs: Any) -> Value:
-        _no_generator(kwargs)
         dtype = lw.meta().dtype
         if dtype.is_complex:
             raise NoRule("complex random numbers")
-        if op == "philox_uniform":
-            return generated(lw, op, _width(dtype), lambda u, idx: cast(_unit(u, dtype), dtype))
-        return generated(lw, op, _width(dtype), lambda u, idx: cast(u, dtype))
+        uniform = op == "philox_uniform"
+        return generated(
+            lw, op, _width(dtype), lambda n, idx: cast(_unit(n, dtype) if uniform else n, dtype)
+        )
 
     return lowered
 
@@ -99,23 +95,28 @@ def _integers(lw: Lowering, low: Any, high: Any) -> Value:
     return generated(lw, "philox_bits", torch.int64, body)
 
 
-@rule(aten.randint.default, aten.randint_like.default)
-def randint(lw: Lowering, *args: Any, **kwargs: Any) -> Value:
-    _no_generator(kwargs)
-    high = args[1] if isinstance(args[0], Value) else args[0]
+@rule(aten.randint.default)
+def randint(lw: Lowering, high: Any, size: Any, **kwargs: Any) -> Value:
     return _integers(lw, 0, high)
 
 
-@rule(aten.randint.low, aten.randint_like.low_dtype)
-def randint_low(lw: Lowering, *args: Any, **kwargs: Any) -> Value:
-    _no_generator(kwargs)
-    low, high = args[1:3] if isinstance(args[0], Value) else args[:2]
+@rule(aten.randint_like.default)
+def randint_like(lw: Lowering, x: Value, high: Any, **kwargs: Any) -> Value:
+    return _integers(lw, 0, high)
+
+
+@rule(aten.randint.low)
+def randint_low(lw: Lowering, low: Any, high: Any, size: Any, **kwargs: Any) -> Value:
+    return _integers(lw, low, high)
+
+
+@rule(aten.randint_like.low_dtype)
+def randint_like_low(lw: Lowering, x: Value, low: Any, high: Any, **kwargs: Any) -> Value:
     return _integers(lw, low, high)
 
 
 @rule(aten.bernoulli.default)
 def bernoulli(lw: Lowering, x: Value, *, generator: Any = None) -> Value:
-    _no_generator({"generator": generator})
     width = _width(x.dtype)
     return generated(
         lw, "philox_uniform", width,
@@ -125,7 +126,6 @@ def bernoulli(lw: Lowering, x: Value, *, generator: Any = None) -> Value:
 
 @rule(aten.bernoulli.p)
 def bernoulli_p(lw: Lowering, x: Value, p: float = 0.5, *, generator: Any = None) -> Value:
-    _no_generator({"generator": generator})
     return generated(
         lw, "philox_uniform", torch.float32,
         lambda u, idx: cast(compare("lt", u, float(p)), lw.meta().dtype),
@@ -134,7 +134,6 @@ def bernoulli_p(lw: Lowering, x: Value, p: float = 0.5, *, generator: Any = None
 
 @rule(aten.bernoulli.Tensor)
 def bernoulli_tensor(lw: Lowering, x: Value, p: Value, *, generator: Any = None) -> Value:
-    _no_generator({"generator": generator})
     width = _width(p.dtype)
     return generated(
         lw, "philox_uniform", width,
@@ -146,7 +145,6 @@ def bernoulli_tensor(lw: Lowering, x: Value, p: Value, *, generator: Any = None)
 def uniform(
     lw: Lowering, x: Value, low: float = 0.0, high: float = 1.0, *, generator: Any = None
 ) -> Value:
-    _no_generator({"generator": generator})
     return generated(
         lw, "philox_uniform", _width(x.dtype),
         lambda u, idx: cast(_unit(u, x.dtype) * float(high - low) + float(low), x.dtype),
@@ -158,7 +156,6 @@ def uniform(
     aten.normal.float_float,
 )  # fmt: skip
 def normal(lw: Lowering, mean: Any, std: Any = 1.0, *args: Any, **kwargs: Any) -> Value:
-    _no_generator(kwargs)
     dtype = lw.meta().dtype
     if dtype.is_complex:
         raise NoRule("complex random numbers")
@@ -205,7 +202,6 @@ def _transformed(op: str, fn: Callable[..., Expr], *defaults: float) -> Callable
     """A rule that applies `fn` to one uniform or normal number per element."""
 
     def lowered(lw: Lowering, x: Value, *args: Any, generator: Any = None) -> Value:
-        _no_generator({"generator": generator})
         parameters = [float(v) for v in (*args, *defaults[len(args) :])]
         return generated(lw, op, _width(x.dtype), lambda u, idx: cast(fn(u, *parameters), x.dtype))
 
@@ -226,23 +222,10 @@ def geometric(lw: Lowering, x: Value, p: float, *, generator: Any = None) -> Val
 def native_dropout(lw: Lowering, x: Value, p: float, train: Any) -> tuple[Value, Value]:
     if train is False or p == 0:
         mask = lw.pointwise(x.shape, torch.bool, lambda idx: const(True, torch.bool))
-        return lw.map(lambda e: e, x), mask
-    if lw.context.config.fallback_random:
-        raise NoRule("random numbers are left to eager by fallback_random")
-    seed, site = lw.seed()
-    strides = contiguous_strides(x.shape)
-
-    def keep(idx: tuple[Index, ...]) -> Expr:
-        counter = ir.index_value(flatten(idx, strides))
-        number = apply(
-            "philox_uniform", torch.float32, ir.load(seed, (ZERO,)), const(site, torch.int64),
-            counter,
-        )  # fmt: skip
-        return compare("ge", number, float(p))
-
-    mask = lw.pointwise(x.shape, torch.bool, keep)
-    assert isinstance(mask.ref.producer, Compute)
-    mask.ref.producer.realize = True
+        return lw.copy(x), mask
+    mask = generated(
+        lw, "philox_uniform", torch.float32, lambda u, idx: compare("ge", u, float(p)), output=1
+    )
     scale = 0.0 if p >= 1 else 1 / (1 - float(p))
 
     # Products, as in eager: of -1 comes -0, of NaN NaN. They are chosen from, not the factors:

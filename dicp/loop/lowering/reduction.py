@@ -86,7 +86,7 @@ def prod(
     out = lw.meta().dtype
     axes, wider = axes_of(x, dim), opmath_dtype(out)
     if not axes:
-        return lw.cast(lw.map(lambda e: e, x), out)
+        return lw.cast(lw.copy(x), out)
     value = lw.reduce("prod", x.shape, axes, wider, lambda idx: cast(x.at(idx), wider))
     return finish(lw, value, axes, keepdim)
 
@@ -126,7 +126,7 @@ def _extremum_rules(op: str) -> None:
 
     def both(lw: Lowering, x: Value, dim: int, keepdim: bool = False) -> tuple[Value, Value]:
         if x.ndim == 0:
-            return lw.map(lambda e: e, x), _arg_extremum(lw, f"arg{op}", x, 0)
+            return lw.copy(x), _arg_extremum(lw, f"arg{op}", x, 0)
         return values(lw, x, wrap(dim, x.ndim), keepdim), places(lw, x, dim, keepdim)
 
     packet = getattr(aten, op)

@@ -132,8 +132,7 @@ def _in_slices(
     sums = lw.pointwise(
         shape, x.dtype, lambda idx: cast(totals.at(at_first_of_group(idx)), x.dtype)
     )
-    assert isinstance(sums.ref.producer, Compute)
-    sums.ref.producer.realize = True  # a kernel with both indices would run along them
+    lw.mark_realized(sums.ref)  # a kernel with both indices would run along them
     return scattered(lw, x, shape, sums.at, target)
 
 
@@ -199,7 +198,7 @@ def put(lw: Lowering, x: Value, index: Value, source: Value, accumulate: bool = 
 
 def _scatter(lw: Lowering, x: Value, dim: int, index: Value, source: Any, op: str) -> Value:
     if is_empty(index):
-        return lw.map(lambda e: e, x)
+        return lw.copy(x)
     if x.ndim == 0 or index.ndim == 0:
         lifted = [
             lw.unsqueeze(v, 0) if isinstance(v, Value) and v.ndim == 0 else v

@@ -50,7 +50,6 @@ def _shifted(lw: Lowering, x: Value, axis: int, dtype: torch.dtype) -> tuple[Val
 @rule(aten._softmax.default, aten._safe_softmax.default)
 @of_vectors
 def softmax(lw: Lowering, x: Value, dim: int, half_to_float: Any = False) -> Value:
-    assert lw.node is not None
     out = lw.meta().dtype
     dtype = opmath_dtype(out)
     if any(s == 0 for s in x.shape):

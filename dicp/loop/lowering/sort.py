@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from dicp.loop.lowering.library import plain
+from dicp.loop.lowering.library import library_rule
 from dicp.rules import RuleTable
 
 aten = torch.ops.aten
@@ -17,4 +17,4 @@ for _op in (
     aten.searchsorted.Tensor, aten.searchsorted.Scalar,
     aten.bucketize.Tensor, aten.bucketize.Scalar,
 ):  # fmt: skip
-    SORT.add(_op, plain(_op), "library")
+    SORT.add(_op, library_rule(_op), "library")

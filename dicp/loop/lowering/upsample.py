@@ -22,7 +22,7 @@ from dicp.loop.ir.index import Index, Size, normal
 from dicp.loop.lowering.core import Lowering, Value
 from dicp.loop.lowering.indexing import proven
 from dicp.loop.lowering.layout import as_size, sizes_of
-from dicp.loop.lowering.library import plain
+from dicp.loop.lowering.library import library_rule
 from dicp.loop.lowering.pointwise import compare
 from dicp.loop.lowering.scatter import scattered
 from dicp.loop.lowering.windows import both, guarded
@@ -161,4 +161,4 @@ for _op in (
     aten.grid_sampler_2d, aten.grid_sampler_2d_backward, aten.grid_sampler_3d,
     aten.grid_sampler_3d_backward,
 ):  # fmt: skip
-    UPSAMPLE.add(_op.default, plain(_op.default), "library")
+    UPSAMPLE.add(_op.default, library_rule(_op.default), "library")

@@ -141,7 +141,6 @@ def narrow_rule(lw: Lowering, x: Value, dim: int, start: Size, length: Size) -> 
 def split(lw: Lowering, x: Value, sizes: Any, dim: int = 0) -> list[Value]:
     dim = wrap(dim, x.ndim)
     parts, start = [], 0
-    assert lw.node is not None
     for meta in lw.node.meta["val"]:
         size = sizes_of(meta.shape)[dim]
         parts.append(narrow(lw, x, dim, start, 1, size))
@@ -196,8 +195,7 @@ def flip(lw: Lowering, x: Value, dims: Sequence[int]) -> Value:
             for k, (i, s) in enumerate(zip(idx, x.shape, strict=True))
         ]
 
-    moved = lw.view(x, x.shape, coords)
-    return lw.pointwise(x.shape, x.dtype, moved.at)
+    return lw.copy(lw.view(x, x.shape, coords))
 
 
 @view_rule(aten.roll)
@@ -209,7 +207,7 @@ def roll(lw: Lowering, x: Value, shifts: Sequence[int], dims: Sequence[int] = ()
     for d, s in zip(dims, shifts, strict=True):
         moves[wrap(d, x.ndim)] += s
     if any(x.shape[d] == 0 for d in moves):
-        return lw.pointwise(x.shape, x.dtype, x.at)
+        return lw.copy(x)
 
     def coords(idx: tuple[Index, ...]) -> list[Index]:
         result = list(idx)
@@ -242,7 +240,6 @@ def as_strided(
     Left to eager unless the view provably stays inside the tensor: the size of an input's storage
     and the input's offset in it are known only at run time.
     """
-    assert lw.node is not None
     source = lw.node.args[0].meta["val"]  # type: ignore[union-attr]
     ref = lw.realize(x, strides_of(source))
     shift = normal(0 if offset is None else offset - sizes_of([source.storage_offset()])[0])
@@ -273,13 +270,9 @@ def _extent(shape: Sequence[Size], strides: Sequence[Size]) -> Size:
     return normal(1 + sum((s - 1) * t for s, t in zip(shape, strides, strict=True)))
 
 
-def _copy(lw: Lowering, x: Value, **kwargs: Any) -> Value:
-    return lw.pointwise(x.shape, x.dtype, x.at)
-
-
-VIEWS.add(aten.clone, _copy)
-VIEWS.add(aten.lift_fresh_copy.default, _copy)
-VIEWS.add(aten.contiguous.default, _copy)
+@view_rule(aten.clone, aten.lift_fresh_copy.default, aten.contiguous.default)
+def clone(lw: Lowering, x: Value, **kwargs: Any) -> Value:
+    return lw.copy(x)
 
 
 @view_rule(aten.lift_fresh.default, kind="view")
@@ -302,7 +295,7 @@ def cat(lw: Lowering, tensors: Sequence[Value], dim: int = 0) -> Value:
     parts = [p for p in tensors if not (p.ndim == 1 and p.shape[0] == 0 and len(shape) != 1)]
     dim = wrap(dim, len(shape))
     if len(parts) == 1:
-        return lw.cast(lw.map(lambda e: e, parts[0]), meta.dtype)
+        return lw.cast(lw.copy(parts[0]), meta.dtype)
     return concatenate(lw, parts, dim, shape, meta.dtype)
 
 

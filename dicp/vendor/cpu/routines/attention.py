@@ -10,7 +10,7 @@ import torch
 from dicp.loop.ir.expr import Ref
 from dicp.loop.ir.index import Size
 from dicp.loop.lowering import Lowering, RuleTable, Value
-from dicp.loop.lowering.library import plain_attention, rows_of
+from dicp.loop.lowering.library import attention_rule, rows_of
 from dicp.torch_private import ATTENTION_BACKWARD, ATTENTION_FORWARD, expression_of
 from dicp.vendor.cpu.routines.common import Shaped, call, is_few, is_taken
 from dicp.vendor.cpu.thresholds import MAX_HEAD
@@ -96,7 +96,7 @@ def attention(
     laid_out = outs[0].strides[-1] == 1 and outs[1].shape == q.shape[:3]
     if not (plain_number and laid_out and _fits(lw, q, k, v, attn_mask, dropout_p)):
         kwargs = {"attn_mask": attn_mask, "scale": scale}
-        return plain_attention(ATTENTION_FORWARD)(lw, q, k, v, dropout_p, is_causal, **kwargs)
+        return attention_rule(ATTENTION_FORWARD)(lw, q, k, v, dropout_p, is_causal, **kwargs)
     refs, steps = _operands(lw, q, k, v, attn_mask)
     sizes = [*_problem(q, k, v, attn_mask, is_causal, scale), *steps]
     sizes += [*outs[0].strides[:3], *outs[1].strides]
@@ -117,7 +117,7 @@ def attention_gradients(
     if not (fits and _fits(lw, q, k, v, attn_mask, dropout_p)):
         kwargs = {"attn_mask": attn_mask, "scale": scale}
         args = (grad, q, k, v, out, sums, dropout_p, is_causal)
-        return plain_attention(ATTENTION_BACKWARD)(lw, *args, **kwargs)
+        return attention_rule(ATTENTION_BACKWARD)(lw, *args, **kwargs)
     refs, steps = _operands(lw, q, k, v, attn_mask)
     refs += [rows_of(lw, grad), rows_of(lw, out), lw.realize(sums)]
     sizes = [*_problem(q, k, v, attn_mask, is_causal, scale), *steps]

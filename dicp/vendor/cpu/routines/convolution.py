@@ -11,7 +11,7 @@ import torch
 from dicp.loop.ir.expr import Ref
 from dicp.loop.ir.index import Index, Size, contiguous_strides, normal, product
 from dicp.loop.lowering import Lowering, RuleTable, Value, library
-from dicp.loop.lowering.library import bias_gradient, plain
+from dicp.loop.lowering.library import bias_gradient, library_rule
 from dicp.torch_private import FloorDiv
 from dicp.vendor.cpu.routines import choice, depthwise, nhwc, patchify
 from dicp.vendor.cpu.routines.choice import Options, in_first_call, of_one_pixel
@@ -64,7 +64,7 @@ def convolution(
     if kind is not None:
         skips = _skips_padding(x, w, axes, how.groups) if _in_own_kernel(axes[-1]) else 0
         return _convolved(lw, kind, x, w, bias, out, axes, how.groups, skips)
-    result: Value = plain(aten.convolution.default)(lw, x, w, bias, *options, **named)
+    result: Value = library_rule(aten.convolution.default)(lw, x, w, bias, *options, **named)
     return result
 
 
@@ -75,7 +75,6 @@ def convolution_backward(
     """Each gradient by our kernel where it fits; the others by library calls."""
     *options, mask = rest
     how = Options(*options)
-    assert lw.node is not None
     metas = lw.node.meta["val"]
     results: list[Any] = [None, None, None]
     if how.fit(x, w) and is_taken(grad, x, w):
@@ -132,7 +131,6 @@ def _wide_backward(
     lw: Lowering, grad: Value, x: Value, w: Value, bias_sizes: Any, *rest: Any
 ) -> list[Value]:
     """The library's gradients, computed in float32 and rounded."""
-    assert lw.node is not None
     metas, wanted = lw.node.meta["val"], rest[-1]
     given = [in_float32(lw, v) for v in (grad, x, w)]
     outs = [

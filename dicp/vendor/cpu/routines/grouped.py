@@ -13,7 +13,7 @@ import torch
 from dicp.loop.ir.expr import Ref
 from dicp.loop.ir.index import contiguous_strides
 from dicp.loop.lowering import Lowering, RuleTable, Value
-from dicp.loop.lowering.library import plain
+from dicp.loop.lowering.library import library_rule
 from dicp.vendor.cpu.routines.common import LIBRARY_CALLS, call, is_taken
 
 aten = torch.ops.aten
@@ -23,8 +23,7 @@ BACKWARD = "transformers::grouped_mm_fallback_backward"
 
 
 def _library(lw: Lowering, *args: Any, **named: Any) -> Any:
-    assert lw.node is not None
-    return plain(lw.node.target)(lw, *args, **named)
+    return library_rule(lw.node.target)(lw, *args, **named)
 
 
 for _name in (FORWARD, BACKWARD):

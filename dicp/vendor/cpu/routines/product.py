@@ -227,7 +227,6 @@ def _bytes_of(lw: Lowering, a: Value, out: Ref, most: int) -> Ref | None:
     Quantized weights are so read as they lie, and not converted in memory at every run. None where
     the product has more than `most` rows, or the matrix is not column-major.
     """
-    assert lw.node is not None
     cast = lw.node.args[1]
     few = isinstance(a.shape[0], int) and a.shape[0] <= most
     if not (few and is_taken(a) and out.dtype == a.dtype and out.strides[-1] == 1):
