@@ -10,7 +10,16 @@ from dicp.loop.ir.expr import Expr, apply, const
 from dicp.loop.ir.index import product
 from dicp.loop.lowering.core import Lowering, Value
 from dicp.loop.lowering.layout import sizes_of
-from dicp.loop.lowering.pointwise import compare, elementwise, minimum, select, sigmoid_of, unary
+from dicp.loop.lowering.pointwise import (
+    both,
+    compare,
+    either,
+    elementwise,
+    minimum,
+    select,
+    sigmoid_of,
+    unary,
+)
 from dicp.loop.lowering.views import narrow, wrap
 from dicp.rules import RuleTable
 
@@ -103,9 +112,8 @@ ACTIVATION.update({
 @rule(aten.hardtanh_backward.default)
 def hardtanh_backward(lw: Lowering, g: Value, x: Value, low: Any, high: Any) -> Value:
     def body(g: Expr, x: Expr) -> Expr:
-        outside = apply("bitwise_or", torch.bool, compare("le", x, lw.real(low, x.dtype)),
-                        compare("ge", x, lw.real(high, x.dtype)))  # fmt: skip
-        return select(outside, 0.0, g)
+        below = compare("le", x, lw.real(low, x.dtype))
+        return select(either(below, compare("ge", x, lw.real(high, x.dtype))), 0.0, g)
 
     return elementwise(lw, (g, x), body)
 
@@ -126,7 +134,7 @@ SIXTH = float(torch.tensor(1 / 6, dtype=torch.float32))
 @rule(aten.hardsigmoid_backward.default)
 def hardsigmoid_backward(lw: Lowering, g: Value, x: Value) -> Value:
     def body(g: Expr, x: Expr) -> Expr:
-        inside = apply("bitwise_and", torch.bool, compare("gt", x, -3.0), compare("lt", x, 3.0))
+        inside = both(compare("gt", x, -3.0), compare("lt", x, 3.0))
         return select(inside, g * SIXTH, 0.0)
 
     return elementwise(lw, (g, x), body)

@@ -6,7 +6,9 @@ In: a tensor with spatial axes and its windows (`windows.py`). Out: computes of 
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable, Mapping, Sequence
+from functools import reduce
 from typing import Any
 
 import torch
@@ -16,11 +18,11 @@ from dicp.loop.ir.expr import Expr, cast, const
 from dicp.loop.ir.index import Index, Size, is_positive, normal
 from dicp.loop.lowering.core import Lowering, Value
 from dicp.loop.lowering.layout import sizes_of
+from dicp.loop.lowering.pointwise import all_of
 from dicp.loop.lowering.windows import (
     AnyWindow,
     Window,
     adaptive_of,
-    both,
     guarded,
     summed,
     windows_of,
@@ -37,12 +39,8 @@ def _divided(total: Expr, windows: Sequence[AnyWindow], o: Sequence[Index], incl
         return total / const(divisor, total.dtype)
     if all(isinstance(w, Window) and include and _whole(w) for w in windows):
         return total / const(math.prod(w.taps() for w in windows), total.dtype)
-    count: Expr | None = None
-    for window, at in zip(windows, o, strict=True):
-        c = window.count(at, include)
-        count = c if count is None else count * c
-    assert count is not None
-    return total / cast(count, total.dtype)
+    counts = (window.count(at, include) for window, at in zip(windows, o, strict=True))
+    return total / cast(reduce(operator.mul, counts), total.dtype)
 
 
 def _whole(w: Window) -> bool:
@@ -61,7 +59,7 @@ def average(
     def term(idx: tuple[Index, ...], k: tuple[Index, ...]) -> Expr:
         lead, at = idx[:-n], idx[-n:]
         found = [w.at(o, i) for w, o, i in zip(windows, at, k, strict=True)]
-        test = both([t for _, tests in found for t in tests])
+        test = all_of([t for _, tests in found for t in tests])
         return guarded(test, cast(x.at([*lead, *(p for p, _ in found)]), dtype), 0)
 
     total = summed(lw, sizes_of(meta.shape), [w.taps() for w in windows], dtype, term)
@@ -120,7 +118,7 @@ def _spread(
         for (axis, window), k in zip(windows.items(), j, strict=True):
             at[axis], inside = window.over(idx[axis], k)
             tests += inside
-        return guarded(both(tests), share(at), 0)
+        return guarded(all_of(tests), share(at), 0)
 
     return summed(lw, shape, [w.covering() for w in windows.values()], dtype, term)
 

@@ -12,7 +12,7 @@ from dicp.loop.ir.expr import Expr, apply, cast, const
 from dicp.loop.ir.index import ZERO, Index
 from dicp.loop.lowering.core import Lowering, Value
 from dicp.loop.lowering.indexing import checked, proven
-from dicp.loop.lowering.pointwise import compare, select
+from dicp.loop.lowering.pointwise import both, compare, select
 from dicp.loop.lowering.reduction import total
 from dicp.rules import NoRule, RuleTable
 
@@ -69,7 +69,7 @@ def nll_loss_backward(
         skip = compare("eq", label, lw.scalar(ignore_index, torch.int64))
         label = checked(lw, select(skip, 0, label), x.shape[-1], wrap=False)
         hit = compare("eq", label, ir.index_value(idx[-1]))
-        hit = apply("bitwise_and", torch.bool, hit, apply("logical_not", torch.bool, skip))
+        hit = both(hit, apply("logical_not", torch.bool, skip))
         if weight is not None:
             grad = grad * weight.at([idx[-1]])
         return select(hit, -grad, 0.0)

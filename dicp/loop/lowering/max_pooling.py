@@ -30,13 +30,12 @@ from dicp.loop.ir.ops import identity_of
 from dicp.loop.lowering.core import Lowering, Value
 from dicp.loop.lowering.indexing import Indices, clamped, proven
 from dicp.loop.lowering.layout import sizes_of
-from dicp.loop.lowering.pointwise import compare, select
+from dicp.loop.lowering.pointwise import all_of, both, compare, either, is_nan, select
 from dicp.loop.lowering.scatter import scattered
 from dicp.loop.lowering.windows import (
     AnyWindow,
     Window,
     adaptive_of,
-    both,
     constants,
     guarded,
     summed,
@@ -90,7 +89,7 @@ def maximum_with_index(
             return x.at([*lead, *places]), places, None
         found = [w.at(o, i) for w, o, i in parts]
         places = [p for p, _ in found]
-        test = both([t for _, tests in found for t in tests])
+        test = all_of([t for _, tests in found for t in tests])
         return guarded(test, x.at([*lead, *places]), start), places, test
 
     def counted(idx: tuple[Index, ...], k: tuple[Index, ...]) -> Found:
@@ -102,10 +101,10 @@ def maximum_with_index(
         """The larger of two adjacent partial maxima (value, index); index -1 marks an empty one."""
         better = compare("gt", b[0], a[0])
         if x.dtype.is_floating_point:
-            better = apply("bitwise_or", torch.bool, better, apply("isnan", torch.bool, b[0]))
+            better = either(better, is_nan(b[0]))
         if exact:
-            better = apply("bitwise_or", torch.bool, better, compare("lt", a[1], 0))
-            better = apply("bitwise_and", torch.bool, better, compare("ge", b[1], 0))
+            better = either(better, compare("lt", a[1], 0))
+            better = both(better, compare("ge", b[1], 0))
         return select(better, b[0], a[0]), select(better, b[1], a[1])
 
     def running(idx: tuple[Index, ...]) -> Found:
@@ -133,11 +132,11 @@ def maximum_by_columns(lw: Lowering, x: Value, windows: Sequence[AnyWindow]) -> 
     def larger(a: Found, b: Found) -> Found:
         """The larger of two maxima (value, index), of equal ones that with the lower index."""
         precedes = compare("lt", b[1], a[1])
-        equal = apply("bitwise_and", torch.bool, compare("eq", b[0], a[0]), precedes)
-        better = apply("bitwise_or", torch.bool, compare("gt", b[0], a[0]), equal)
+        equal = both(compare("eq", b[0], a[0]), precedes)
+        better = either(compare("gt", b[0], a[0]), equal)
         if x.dtype.is_floating_point:
-            nan = apply("isnan", torch.bool, b[0])
-            kept = apply("bitwise_and", torch.bool, apply("isnan", torch.bool, a[0]), precedes)
+            nan = is_nan(b[0])
+            kept = both(is_nan(a[0]), precedes)
             better = select(nan, apply("logical_not", torch.bool, kept), better)
         return select(better, b[0], a[0]), select(better, b[1], a[1])
 
@@ -183,13 +182,12 @@ def maximum_of_symbolic(
     def value(idx: Sequence[Index], flat: Index) -> Expr:
         return x.at([*idx[: rank - n], *placed(idx, split(flat))])
 
-    def is_nan(idx: Sequence[Index], flat: Index) -> Expr:
-        test = apply("isnan", torch.bool, value(idx, flat))
-        return select(test, ir.index_value(flat), const(-1, torch.int64))
+    def nan_position(idx: Sequence[Index], flat: Index) -> Expr:
+        return select(is_nan(value(idx, flat)), ir.index_value(flat), const(-1, torch.int64))
 
     largest = over_taps("max", x.dtype, value)
     first = over_taps("argmax", torch.int64, value)
-    last_nan = over_taps("max", torch.int64, is_nan)
+    last_nan = over_taps("max", torch.int64, nan_position)
 
     def chosen(idx: tuple[Index, ...]) -> Expr:
         nan = last_nan.at(idx)
@@ -244,7 +242,7 @@ def _chosen_windows(
         at_windows = zip(windows, over, strict=True)
         o = [*lead, *(clamped(ir.index_value(o), w.out) for w, o in at_windows)]
         here = ir.index_value(flatten(at, strides))
-        hit = both([*inside, apply("eq", torch.bool, index.at(o), here)])
+        hit = all_of([*inside, compare("eq", index.at(o), here)])
         assert hit is not None
         return select(hit, cast(g.at(o), dtype), 0)
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import reduce
 from typing import Any
 
 import torch
@@ -344,6 +345,26 @@ def compare(op: str, a: Expr, b: Expr | float) -> Expr:
     return apply(op, torch.bool, a, b if isinstance(b, Expr) else const(b, a.dtype))
 
 
+def both(a: Expr, b: Expr) -> Expr:
+    """Whether two conditions hold."""
+    return apply("bitwise_and", torch.bool, a, b)
+
+
+def either(a: Expr, b: Expr) -> Expr:
+    """Whether one of two conditions holds."""
+    return apply("bitwise_or", torch.bool, a, b)
+
+
+def all_of(tests: Sequence[Expr]) -> Expr | None:
+    """The conjunction of conditions; None for none."""
+    return reduce(both, tests) if tests else None
+
+
+def is_nan(x: Expr) -> Expr:
+    """Whether `x` is NaN."""
+    return apply("isnan", torch.bool, x)
+
+
 def select(test: Expr, a: Expr | float, b: Expr | float) -> Expr:
     """`a` where `test` holds, else `b`; one of both may be a number."""
     dtype = a.dtype if isinstance(a, Expr) else b.dtype  # type: ignore[union-attr]
@@ -485,7 +506,7 @@ def nan_to_num(
     def body(e: Expr) -> Expr:
         e = select(compare("eq", e, math.inf), top, e)
         e = select(compare("eq", e, -math.inf), bottom, e)
-        return select(apply("isnan", torch.bool, e), instead, e)
+        return select(is_nan(e), instead, e)
 
     return elementwise(lw, (x,), body)
 

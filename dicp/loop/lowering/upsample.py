@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import itertools
 import math
+import operator
 from collections.abc import Callable, Sequence
+from functools import reduce
 from typing import Any
 
 import torch
@@ -23,9 +25,9 @@ from dicp.loop.lowering.core import Lowering, Value
 from dicp.loop.lowering.indexing import proven
 from dicp.loop.lowering.layout import as_size, sizes_of
 from dicp.loop.lowering.library import library_rule
-from dicp.loop.lowering.pointwise import compare
+from dicp.loop.lowering.pointwise import all_of, compare
 from dicp.loop.lowering.scatter import scattered
-from dicp.loop.lowering.windows import both, guarded
+from dicp.loop.lowering.windows import guarded
 from dicp.loop.thresholds import MAX_UNROLLED
 from dicp.rules import RuleTable
 
@@ -111,14 +113,12 @@ def _pad_backward(fold: Fold, places: Callable[..., list[Place]]) -> Callable[..
                 places(i, normal(size - 1), *pads)
                 for i, size, pads in zip(idx[-len(sizes) :], sizes, margins, strict=True)
             ]
-            total: Expr | None = None
+            terms = []
             for point in itertools.product(*axes):
                 at = [*idx[: -len(sizes)], *(place for place, _ in point)]
-                test = both([t for _, tests in point for t in tests])
-                term = guarded(test, cast(g.at(at), dtype), 0)
-                total = term if total is None else total + term
-            assert total is not None
-            return total
+                test = all_of([t for _, tests in point for t in tests])
+                terms.append(guarded(test, cast(g.at(at), dtype), 0))
+            return reduce(operator.add, terms)
 
         if all(isinstance(p, int) and p >= 0 for p in padding):
             count = math.prod(len(places(Index(0), 1, *pads)) for pads in margins)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from functools import reduce
 from types import NoneType
 from typing import Any
 
@@ -25,6 +24,7 @@ from dicp.loop.ir.index import (
 )
 from dicp.loop.lowering.core import Lowering, Value
 from dicp.loop.lowering.layout import sizes_of, strides_of
+from dicp.loop.lowering.pointwise import all_of, both, compare
 from dicp.loop.thresholds import MAX_CONCATENATED
 from dicp.rules import NoRule, RuleTable
 
@@ -320,13 +320,13 @@ def concatenate(
             place = list(idx)
             place[dim] = at + normal(-1 * starts[k])
             low = ir.index_value(Index(starts[k]))
-            from_low = ir.apply("ge", torch.bool, position, low)
+            from_low = compare("ge", position, low)
             value = ir.cast(parts[k].at(place), dtype)
             if result is None:
                 result = value if k == 0 else ir.masked(from_low, value)
                 continue
-            before_end = ir.apply("lt", torch.bool, position, ir.index_value(Index(starts[k + 1])))
-            here = ir.apply("bitwise_and", torch.bool, from_low, before_end) if k else before_end
+            before_end = compare("lt", position, ir.index_value(Index(starts[k + 1])))
+            here = both(from_low, before_end) if k else before_end
             result = ir.apply("where", dtype, before_end, ir.masked(here, value), result)
         assert result is not None
         return result
@@ -367,10 +367,10 @@ def inside_bounds(place: Sequence[Index], shape: Sequence[Size]) -> ir.Expr | No
     for at, size in zip(place, shape, strict=True):
         position, last = ir.index_value(at), at.maximum()
         if not is_nonnegative(at.const):
-            tests.append(ir.apply("ge", torch.bool, position, ir.const(0, torch.int64)))
+            tests.append(compare("ge", position, 0))
         if last is None or not is_positive(normal(size - last)):
-            tests.append(ir.apply("lt", torch.bool, position, ir.index_value(Index(size))))
-    return reduce(lambda a, b: ir.apply("bitwise_and", torch.bool, a, b), tests) if tests else None
+            tests.append(compare("lt", position, ir.index_value(Index(size))))
+    return all_of(tests)
 
 
 def _replaced(lw: Lowering, x: Value, dim: int, inside: Any, source: Any) -> Value:
@@ -405,7 +405,7 @@ def select_scatter(lw: Lowering, x: Value, src: Value, dim: int, index: int) -> 
 
     def inside(idx: tuple[Index, ...]) -> ir.Expr:
         here = ir.index_value(idx[dim])
-        return ir.apply("eq", torch.bool, here, ir.index_value(Index(at)))
+        return compare("eq", here, ir.index_value(Index(at)))
 
     return _replaced(
         lw, x, dim, inside, lambda idx: ir.cast(src.at([*idx[:dim], *idx[dim + 1 :]]), x.dtype)
@@ -424,13 +424,11 @@ def slice_scatter(
 
     def inside(idx: tuple[Index, ...]) -> ir.Expr:
         here = ir.index_value(idx[dim])
-        test = ir.apply("ge", torch.bool, here, ir.index_value(Index(first)))
-        high = ir.apply("le", torch.bool, here, ir.index_value(Index(last)))
-        test = ir.apply("bitwise_and", torch.bool, test, high)
+        test = compare("ge", here, ir.index_value(Index(first)))
+        test = both(test, compare("le", here, ir.index_value(Index(last))))
         if step != 1:
             phase = ir.index_value(mod(idx[dim] + normal(-1 * first), step))
-            zero = ir.apply("eq", torch.bool, phase, ir.const(0, torch.int64))
-            test = ir.apply("bitwise_and", torch.bool, test, zero)
+            test = both(test, compare("eq", phase, 0))
         return test
 
     def source(idx: tuple[Index, ...]) -> ir.Expr:
@@ -453,7 +451,7 @@ def diagonal_scatter(
 
     def inside(idx: tuple[Index, ...]) -> ir.Expr:
         here = ir.index_value(idx[a] + offset)
-        return ir.apply("eq", torch.bool, here, ir.index_value(idx[b]))
+        return compare("eq", here, ir.index_value(idx[b]))
 
     def source(idx: tuple[Index, ...]) -> ir.Expr:
         rest = [i for k, i in enumerate(idx) if k not in (a, b)]

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import itertools
 import math
+import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from typing import Any
 
 import torch
@@ -176,14 +178,6 @@ def adaptive_of(sizes: Sequence[Size], outs: Sequence[Size]) -> list[AnyWindow]:
     return found
 
 
-def both(tests: Sequence[Expr]) -> Expr | None:
-    """The conjunction of the tests; None for none."""
-    result: Expr | None = None
-    for test in tests:
-        result = test if result is None else apply("bitwise_and", torch.bool, result, test)
-    return result
-
-
 def guarded(test: Expr | None, value: Expr, otherwise: float) -> Expr:
     """`value` where `test` holds, computed only there, else `otherwise`."""
     return value if test is None else select(test, masked(test, value), otherwise)
@@ -204,12 +198,7 @@ def summed(
     if len(known) == len(counts) and math.prod(known) <= MAX_UNROLLED:
 
         def body(idx: tuple[Index, ...]) -> Expr:
-            total: Expr | None = None
-            for k in constants(known):
-                item = term(idx, k)
-                total = item if total is None else total + item
-            assert total is not None
-            return total
+            return reduce(operator.add, (term(idx, k) for k in constants(known)))
 
         return lw.pointwise(shape, dtype, body, strides)
     rank = len(shape)
