@@ -85,8 +85,7 @@ class ProgramBuilder:
     ) -> LoopProgram:  # fmt: skip
         graph = self.schedule.graph
         inputs = [
-            None if k in graph.sizes or not self._is_tensor(ref) else self.number(ref)
-            for k, ref in enumerate(graph.inputs)
+            None if k in graph.sizes else self.number(ref) for k, ref in enumerate(graph.inputs)
         ]
         steps = [
             self._call(step) if isinstance(step, Call) else self._launch(rendered[k])
@@ -129,15 +128,6 @@ class ProgramBuilder:
         for ref in self.numbers:
             ref.producer = None
 
-    def _is_tensor(self, ref: Ref) -> bool:
-        return bool(ref.shape) or ref.name in {r.name for r in self._tensor_inputs()}
-
-    def _tensor_inputs(self) -> list[Ref]:
-        return [
-            r for k, r in enumerate(self.schedule.graph.inputs)
-            if k not in self.schedule.graph.sizes
-        ]  # fmt: skip
-
     def _symbols(self) -> dict[str, list[Any]]:
         """Symbol -> the source of its value: [input position] or [input position, axis]."""
         graph = self.schedule.graph
@@ -171,15 +161,12 @@ class ProgramBuilder:
         return self.numbers[ref]
 
     def _launch(self, kernel: RenderedKernel) -> dict[str, Any]:
+        stored = {s.ref.root for s in kernel.kernel.stores()}
         return {
             "kernel": kernel.name,
             "args": [self.number(r) for r in kernel.args],
             "symbols": [encode_size(s) for s in kernel.symbols],
-            "writes": [
-                self.number(r)
-                for r in kernel.args
-                if r.root in {s.ref.root for s in kernel.kernel.stores()}
-            ],  # fmt: skip
+            "writes": [self.number(r) for r in kernel.args if r.root in stored],
             "origins": list(kernel.kernel.origins),
             "sites": [list(site) for site in kernel.sites],
             **kernel.extra,

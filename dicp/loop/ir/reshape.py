@@ -87,15 +87,11 @@ def _matching_blocks(old: Sequence[Size], new: Sequence[Size]) -> list[tuple[lis
             else:
                 right.append(j)
                 q, j = normal(q * new[j]), j + 1
-        if left or (right and blocks):
-            if not left:
-                blocks[-1][1].extend(right)
-            else:
-                blocks.append((left, right))
-        elif right and i < len(old):
-            blocks.append(([], right))
-    # Blocks without axes of `old`: their axes of `new` have size 1 and constrain nothing.
-    return [block for block in blocks if block[0]]
+        if left:
+            blocks.append((left, right))
+        elif blocks:  # axes of size 1 of `new` after the last block
+            blocks[-1][1].extend(right)
+    return blocks
 
 
 def _at_least(p: Size, q: Size) -> bool:

@@ -46,9 +46,12 @@ def total(lw: Lowering, x: Value, axes: Sequence[int], dtype: torch.dtype, fn: A
     return lw.reduce("sum", x.shape, axes, dtype, body)
 
 
-def finish(lw: Lowering, x: Value, axes: Sequence[int], keepdim: bool) -> Value:
-    """`x` cast to the node's dtype, its reduced `axes` of size 1 dropped unless `keepdim`."""
-    x = lw.cast(x, lw.meta().dtype)
+def finish(
+    lw: Lowering, x: Value, axes: Sequence[int], keepdim: bool, output: int | None = None
+) -> Value:
+    """`x` cast to the dtype of the node's result (number `output` of several), its reduced `axes`
+    of size 1 dropped unless `keepdim`."""
+    x = lw.cast(x, lw.meta(output).dtype)
     return x if keepdim else lw.squeeze(x, axes)
 
 
@@ -263,10 +266,10 @@ def var(
     lw: Lowering, x: Value, dim: Any = None, unbiased: Any = None, keepdim: bool = False,
     *, correction: Any = None,
 ) -> Value:  # fmt: skip
-    axes = axes_of(x, dim if not isinstance(dim, bool) else None)
-    free = _correction(correction) if unbiased is None else float(unbiased)
     if isinstance(dim, bool):
-        free = float(dim)
+        dim, unbiased = None, dim
+    axes = axes_of(x, dim)
+    free = _correction(correction) if unbiased is None else float(unbiased)
     _, v = _mean_and_variance(lw, x, axes, free)
     return finish(lw, v, axes, keepdim)
 
@@ -280,18 +283,13 @@ def std(
     return finish(lw, lw.map(lambda e: apply("sqrt", e.dtype, e), v), axes, keepdim)
 
 
-def _pair(lw: Lowering, x: Value, axes: Sequence[int], keepdim: bool) -> Value:
-    x = lw.cast(x, lw.meta(0).dtype)
-    return x if keepdim else lw.squeeze(x, axes)
-
-
 @rule(aten.var_mean.correction)
 def var_mean(
     lw: Lowering, x: Value, dim: Any = None, *, correction: Any = None, keepdim: bool = False
 ) -> tuple[Value, Value]:
     axes = axes_of(x, dim)
     mu, v = _mean_and_variance(lw, x, axes, _correction(correction))
-    return _pair(lw, v, axes, keepdim), _pair(lw, mu, axes, keepdim)
+    return finish(lw, v, axes, keepdim, 0), finish(lw, mu, axes, keepdim, 1)
 
 
 @rule(aten.std_mean.correction)
@@ -301,4 +299,4 @@ def std_mean(
     axes = axes_of(x, dim)
     mu, v = _mean_and_variance(lw, x, axes, _correction(correction))
     s = lw.map(lambda e: apply("sqrt", e.dtype, e), v)
-    return _pair(lw, s, axes, keepdim), _pair(lw, mu, axes, keepdim)
+    return finish(lw, s, axes, keepdim, 0), finish(lw, mu, axes, keepdim, 1)

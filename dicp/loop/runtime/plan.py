@@ -248,12 +248,23 @@ class ExecutionPlan:
     def _segment(self, launches: Sequence[Step], runner: Runner | None) -> RunStep:
         """Consecutive kernels behind one native call, or one by one with a runner."""
         segment = self.loaded.runtime.segment(launches, self.symbols, self.table, self.status)
-        if runner is not None:
-            return self._one_by_one(segment, launches, runner)
-        self._segments.append(segment)
-        run = segment.run
+        if runner is None:
+            self._segments.append(segment)
+            return self._checked(segment.run, launches)
+        single = [
+            self._checked(partial(segment.run_one, k), [step]) for k, step in enumerate(launches)
+        ]
 
-        def run_segment(env: Environment) -> None:
+        def one_by_one(env: Environment) -> None:
+            for step, run in zip(launches, single, strict=True):
+                runner(step, partial(run, env))
+
+        return one_by_one
+
+    def _checked(self, run: Callable[[], int], launches: Sequence[Step]) -> RunStep:
+        """A function that runs kernels by `run` and raises the error that one of them reports."""
+
+        def checked(env: Environment) -> None:
             try:
                 stopped = run()
             except Exception as error:
@@ -261,22 +272,7 @@ class ExecutionPlan:
             if stopped != 0:
                 self._raise(launches, stopped)
 
-        return run_segment
-
-    def _one_by_one(self, segment: Segment, launches: Sequence[Step], runner: Runner) -> RunStep:
-        def run_one(k: int) -> None:
-            try:
-                stopped = segment.run_one(k)
-            except Exception as error:
-                self._raise_failure(launches[k : k + 1], error)
-            if stopped != 0:
-                self._raise(launches[k : k + 1], stopped)
-
-        def run(env: Environment) -> None:
-            for k, step in enumerate(launches):
-                runner(step, partial(run_one, k))
-
-        return run
+        return checked
 
     @cached_property
     def _profiled_steps(self) -> list[tuple[RunStep, list[int]]]:

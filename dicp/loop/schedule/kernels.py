@@ -132,7 +132,7 @@ class _KernelBuilder:
         if producer.kind in ("reduce", "scan") or producer in self.group.rows_only:
             return ir.result(self.names[producer], item.dtype)
         if self.pass_of[producer] < number:
-            if self._is_stored(producer) and not self._is_trivial(producer):
+            if producer.out in self.stored and producer.body.op != "const":
                 return ir.read(item.ref, self._flat(producer))
             if self._worth_saving(producer):
                 self._saved[producer] = None
@@ -145,12 +145,6 @@ class _KernelBuilder:
             rewrite = Rewriter(mapping, lambda item: self._read(item, 0, False))
             return flatten([rewrite.index(i) for i in node.target], node.out.strides)
         return flatten(place_of(self.group, node), node.out.strides)
-
-    def _is_stored(self, node: Compute) -> bool:
-        return node.out in self.stored
-
-    def _is_trivial(self, node: Compute) -> bool:
-        return node.body.op == "const"
 
     def _worth_saving(self, node: Compute) -> bool:
         size = product(self.group.dims[k] for k in self.group.axes or ())
@@ -176,7 +170,7 @@ class _KernelBuilder:
         tail: list[Stmt] = [
             Store(n.out, self._flat(n), ir.result(self.names[n], n.out.dtype))
             for n in self.group.computes()
-            if n.kind == "reduce" and n not in self.group.cross_row and self._is_stored(n)
+            if n.kind == "reduce" and n not in self.group.cross_row and n.out in self.stored
         ]
         for node in self._saved:
             save = ScratchStore(
@@ -200,7 +194,7 @@ class _KernelBuilder:
     def _row(self, node: Compute) -> list[Stmt]:
         value = self._value(node, self.pass_of[node], True)
         stmts: list[Stmt] = [Let(self.names[node], node.out.dtype, value)]
-        if self._is_stored(node):
+        if node.out in self.stored:
             named = ir.result(self.names[node], node.out.dtype)
             stmts.append(Store(node.out, self._flat(node), named))
         return stmts
@@ -223,10 +217,10 @@ class _KernelBuilder:
             value = ir.opmath(self._value(node, number, False), node.out.dtype)
             named = ir.result(name, node.out.dtype)
             stmts: list[Stmt] = [Scan(name, node.op, node.out.dtype, value)]
-            if self._is_stored(node):
+            if node.out in self.stored:
                 stmts.append(Store(node.out, self._flat(node), named))
             return stmts
-        if not self._is_stored(node):
+        if node.out not in self.stored:
             return []
         value = ir.opmath(self._value(node, number, False), node.out.dtype)
         op = node.op if node.kind == "scatter" and node.op != "store" else ""
