@@ -24,7 +24,7 @@ from dicp.device.hosted import host_target
 from dicp.device.output import say
 from dicp.device.patterns import Patterns
 from dicp.device.scalars import number_tensor, with_tensor_for_scalar
-from dicp.dynamo_bridge.decompose import Accepted, decompositions
+from dicp.dynamo_bridge.decompose import InDomain, decompositions
 from dicp.errors import FallbackWarning, MixedDevicesError
 from dicp.target import Target
 from dicp.torch_private import (
@@ -443,7 +443,7 @@ class Dispatcher:
         """What the target decomposes `op` by, else PyTorch's own decomposition."""
         rule = decompositions(self.target).get(op)
         if rule is None and op in all_decompositions:
-            rule = Accepted(op, all_decompositions[op])
+            rule = InDomain(op, all_decompositions[op])
         return rule
 
     def functional(self, op: OpOverload) -> Functional | None:

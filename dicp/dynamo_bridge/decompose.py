@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import nullcontext
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -16,19 +17,19 @@ from dicp.domains import DOMAINS, outside_domain
 from dicp.dynamo_bridge.checked_values import CHECKED_VALUES, with_assertions
 from dicp.dynamo_bridge.interpolation import gradients_of, interpolate
 from dicp.dynamo_bridge.memory_formats import (
-    AS_INPUT,
-    FOLLOWS,
+    FORMAT_SOURCES,
     LAYOUTS,
+    STRIDE_SOURCES,
     in_format_of_input,
     roll_of_slices,
     with_layout,
     with_strides_of_input,
 )
 from dicp.dynamo_bridge.own_decompositions import (
-    CONVERTED,
     LINSPACES,
-    MIXED,
-    OF_MEANS,
+    MEAN_GRADIENTS,
+    NORM_WEIGHTS,
+    NUMBER_OPERANDS,
     OWN,
     SCATTERS,
     broadcast_complex,
@@ -60,6 +61,7 @@ from dicp.torch_private import (
 )
 
 aten = torch.ops.aten
+Rule = Callable[..., Any]
 
 TRACE_HAS_A_SYMBOLIC_DERIVATIVE = release_of(torch.__version__) >= (2, 13)
 
@@ -82,6 +84,41 @@ UNTRACEABLE = frozenset({aten.bucketize.Scalar})
 """Operators whose decomposition makes a constant tensor that tracing treats as unknown data."""
 
 
+FOR_ALL_TARGETS: Mapping[OpOverload, Rule] = {
+    aten.native_dropout.default: no_dropout,
+    aten.complex.default: broadcast_complex,
+    aten.ldexp.Tensor: ldexp_of_number,
+}
+"""Decompositions of some calls, of targets that keep the operator, too."""
+
+
+@dataclass(frozen=True)
+class Correction:
+    """Makes decompositions of `ops` give eager's results where PyTorch's, or its inference, do not.
+
+    whole: whether it applies to operators without a decomposition, too.
+    """
+
+    ops: Collection[OpOverload]
+    corrected: Callable[[OpOverload, Any], Rule]
+    whole: bool = False
+
+
+CORRECTIONS = (
+    Correction(MEAN_GRADIENTS, lambda op, rule: unless_empty(rule)),
+    Correction(NORM_WEIGHTS, in_one_dtype, whole=True),
+    Correction(FORMAT_SOURCES, in_format_of_input, whole=True),
+    Correction(LAYOUTS, with_layout, whole=True),
+    Correction({aten.roll.default}, lambda op, rule: roll_of_slices(rule), whole=True),
+    Correction(STRIDE_SOURCES, with_strides_of_input),
+    Correction(NUMBER_OPERANDS, lambda op, rule: with_converted_number(rule)),
+    Correction(LINSPACES, lambda op, rule: spaced_in_float64(rule)),
+    Correction({aten.affine_grid_generator.default}, lambda op, rule: unless_of_one_row(rule)),
+    Correction(DOMAINS, lambda op, rule: InDomain(op, rule)),
+)
+"""In this order: a later one is called first."""
+
+
 @lru_cache(maxsize=32)
 def decompositions(
     target: Target, choice: OperatorChoice | None = None
@@ -101,30 +138,12 @@ def decompositions(
     has_most = sum(torch.Tag.core in op.tags for op in keep) > MOST_OF_CORE
     for op in [op for op in table if op not in OWN]:
         if torch.Tag.core in op.tags or not has_most:
-            table[op] = _Checked(table[op], target, table)
-    table.setdefault(aten.native_dropout.default, no_dropout)
-    table.setdefault(aten.complex.default, broadcast_complex)
-    table.setdefault(aten.ldexp.Tensor, ldexp_of_number)
-    for op in OF_MEANS & table.keys():
-        table[op] = unless_empty(table[op])
-    for op in MIXED:
-        table[op] = in_one_dtype(op, table.get(op))
-    for op in FOLLOWS:
-        table[op] = in_format_of_input(op, table.get(op))
-    for op, layout in LAYOUTS.items():
-        table[op] = with_layout(op, layout, table.get(op))
-    table[aten.roll.default] = roll_of_slices(table.get(aten.roll.default))
-    for op in AS_INPUT.keys() & table.keys():
-        table[op] = with_strides_of_input(op, table[op])
-    for op in CONVERTED & table.keys():
-        table[op] = with_converted_number(table[op])
-    for op in LINSPACES & table.keys():
-        table[op] = spaced_in_float64(table[op])
-    for op in {aten.affine_grid_generator.default} & table.keys():
-        table[op] = unless_of_one_row(table[op])
-    table |= SCATTERS
-    for op in DOMAINS.keys() & table.keys():
-        table[op] = Accepted(op, table[op])
+            table[op] = _EndsInRules(table[op], target, table)
+    table |= {**FOR_ALL_TARGETS, **table, **SCATTERS}  # in place: `_EndsInRules` reads it
+    for correction in CORRECTIONS:
+        for op in correction.ops:
+            if op in table or correction.whole:
+                table[op] = correction.corrected(op, table.get(op))
     for op in list(table) if choice else ():
         assert choice is not None
         if choice.wants_eager(op) or (choice.wants_native(op) and not choice.prefers):
@@ -148,7 +167,7 @@ def decompositions_with_checks(
     return table
 
 
-class _Checked:
+class _EndsInRules:
     """A decomposition that is refused (NotImplemented) where it ends in primitives without rules.
 
     It is tried on fake tensors first, outside of the graph that is being traced.
@@ -173,7 +192,7 @@ class _Checked:
         return self.rule(*args, **kwargs)
 
 
-class Accepted:
+class InDomain:
     """A decomposition that is refused (NotImplemented) for numbers that eager rejects."""
 
     def __init__(self, op: OpOverload, rule: Callable[..., Any]) -> None:
@@ -211,7 +230,7 @@ class _DecompositionMode(TorchDispatchMode):
 
 
 def _unchecked(rule: Callable[..., Any]) -> Callable[..., Any]:
-    while isinstance(rule, (_Checked, Accepted)):
+    while isinstance(rule, (_EndsInRules, InDomain)):
         rule = rule.rule
     return rule
 

@@ -22,11 +22,10 @@ Layout = Callable[[OpOverload, Operands], Operands | None]
 """The operands of an operator, copied to other strides; None where they have these."""
 
 
-def with_layout(
-    op: OpOverload, layout: Layout, rule: Callable[..., Any] | None
-) -> Callable[..., Any]:
-    """`rule` for operands that `layout` leaves alone, the operator for others; None for a rule
-    leaves the operator whole."""
+def with_layout(op: OpOverload, rule: Callable[..., Any] | None) -> Callable[..., Any]:
+    """`rule` for operands that already have the strides that `LAYOUTS` asks for; for others, the
+    operator on copies that have them. None for `rule`: the operator is not decomposed."""
+    layout = LAYOUTS[op]
 
     def laid_out(*args: Any, **kwargs: Any) -> Any:
         operands = layout(op, args)
@@ -96,7 +95,7 @@ def _in_memory_format(op: OpOverload, args: Operands) -> Operands | None:
     return [*(x.contiguous(memory_format=wanted) for x in tensors), *rest]
 
 
-FOLLOWS: dict[OpOverload, int] = {
+FORMAT_SOURCES: dict[OpOverload, int] = {
     aten.reflection_pad2d.default: 0, aten.reflection_pad2d_backward.default: 1,
     aten.reflection_pad3d.default: 0, aten.reflection_pad3d_backward.default: 1,
     aten.replication_pad2d.default: 0, aten.replication_pad2d_backward.default: 1,
@@ -108,7 +107,7 @@ FOLLOWS: dict[OpOverload, int] = {
 
 def in_format_of_input(op: OpOverload, rule: Callable[..., Any] | None) -> Callable[..., Any]:
     """`rule`, whose result PyTorch's inference takes for contiguous; None leaves it whole."""
-    place = FOLLOWS[op]
+    place = FORMAT_SOURCES[op]
 
     def followed(*args: Any, **kwargs: Any) -> Any:
         tensors, rest = args[: place + 1], args[place + 1 :]
@@ -158,7 +157,7 @@ def _contiguous(op: OpOverload, args: Operands) -> Operands | None:
     return [z.contiguous() if isinstance(z, Tensor) else z for z in args]
 
 
-AS_INPUT: dict[OpOverload, int] = {
+STRIDE_SOURCES: dict[OpOverload, int] = {
     aten.binary_cross_entropy.default: 0,
     aten.binary_cross_entropy_backward.default: 1,
 }
@@ -167,7 +166,7 @@ AS_INPUT: dict[OpOverload, int] = {
 
 def with_strides_of_input(op: OpOverload, rule: Callable[..., Any]) -> Callable[..., Any]:
     """`rule`, whose result has the strides of whichever operand it computes with first."""
-    place = AS_INPUT[op]
+    place = STRIDE_SOURCES[op]
 
     def strided(*args: Any, **kwargs: Any) -> Any:
         out, like = rule(*args, **kwargs), torch.empty_like(args[place])
@@ -178,7 +177,7 @@ def with_strides_of_input(op: OpOverload, rule: Callable[..., Any]) -> Callable[
     return strided
 
 
-OF_BOTH = (
+ORDERED_BY_BOTH = (
     aten.complex.default, aten.copysign.Tensor, aten.div.Tensor_mode, aten.floor_divide.default,
     aten.heaviside.default, aten.logaddexp.default, aten.logaddexp2.default,
     aten.logical_and.default, aten.logical_or.default, aten.logical_xor.default,
@@ -212,7 +211,7 @@ def _in_common_strides(op: OpOverload, args: Operands) -> Operands | None:
     return list(map(aten.copy.default, laid_out, args))
 
 
-OF_GRADIENT = (
+ORDERED_BY_GRADIENT = (
     aten.elu_backward.default, aten.hardsigmoid_backward.default,
     aten.hardswish_backward.default, aten.hardtanh_backward.default,
     aten.logit_backward.default, aten.softplus_backward.default,
@@ -236,7 +235,7 @@ def _gradient_first(op: OpOverload, args: Operands) -> Operands | None:
     return [copy if z is x else z for z in args]
 
 
-ORDERED = (
+CONVERTED_FIRST = (
     aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor, aten.div.Tensor, aten.atan2.default,
     aten.clamp_max.Tensor, aten.clamp_min.Tensor, aten.eq.Tensor, aten.ne.Tensor, aten.lt.Tensor,
     aten.le.Tensor, aten.gt.Tensor, aten.ge.Tensor, aten.fmax.default, aten.fmin.default,
@@ -289,7 +288,7 @@ def _is_zero(step: Any) -> bool:
     return isinstance(step, int) and step == 0
 
 
-AS_GRADIENT = (aten.log_sigmoid_backward.default,)
+STRIDED_AS_GRADIENT = (aten.log_sigmoid_backward.default,)
 """Pointwise gradients that eager writes into a tensor with the strides of the result's gradient."""
 
 
@@ -304,9 +303,9 @@ def _like_gradient(op: OpOverload, args: Operands) -> Operands | None:
 LAYOUTS: dict[OpOverload, Layout] = {
     **dict.fromkeys(BATCH_NORMS, _in_memory_format),
     **dict.fromkeys(CONTIGUOUS, _contiguous),
-    **dict.fromkeys(OF_BOTH, _in_common_strides),
-    **dict.fromkeys(OF_GRADIENT, _gradient_first),
-    **dict.fromkeys(ORDERED, _broadcast_by_operator),
-    **dict.fromkeys(AS_GRADIENT, _like_gradient),
+    **dict.fromkeys(ORDERED_BY_BOTH, _in_common_strides),
+    **dict.fromkeys(ORDERED_BY_GRADIENT, _gradient_first),
+    **dict.fromkeys(CONVERTED_FIRST, _broadcast_by_operator),
+    **dict.fromkeys(STRIDED_AS_GRADIENT, _like_gradient),
 }
 """Operators of which PyTorch's inference gives eager's strides for some operands only."""

@@ -279,7 +279,7 @@ def index_put(
     return aten.index_put.default(x, indices, values, accumulate)
 
 
-MIXED: dict[OpOverload, int] = {
+NORM_WEIGHTS: dict[OpOverload, int] = {
     aten.native_layer_norm.default: 2,
     aten.native_group_norm.default: 1,
     aten.native_batch_norm.default: 1,
@@ -298,7 +298,7 @@ def in_one_dtype(op: OpOverload, rule: Callable[..., Any] | None) -> Callable[..
     """
 
     def norm(x: Tensor, *args: Any, **kwargs: Any) -> Any:
-        place = MIXED[op] - 1
+        place = NORM_WEIGHTS[op] - 1
         weight = args[place] if place < len(args) else None
         if weight is None or weight.dtype == x.dtype:
             return rule(x, *args, **kwargs) if rule else NotImplemented
@@ -339,7 +339,7 @@ def broadcast_complex(real: Tensor, imaginary: Tensor) -> Any:
     return aten.complex.default(*torch.broadcast_tensors(real, imaginary))
 
 
-CONVERTED = frozenset({
+NUMBER_OPERANDS = frozenset({
     aten.xlogy.Scalar_Self, aten.xlogy.Scalar_Other,
     aten.special_xlog1py.self_scalar, aten.special_xlog1py.other_scalar,
 })  # fmt: skip
@@ -392,7 +392,7 @@ def _truncated(end: Any, dtype: torch.dtype, device: torch.device | None) -> Ten
     return torch.full((), torch.sym_int(end), dtype=torch.float64, device=device)
 
 
-OF_MEANS = frozenset({
+MEAN_GRADIENTS = frozenset({
     aten.mse_loss_backward.default, aten.smooth_l1_loss_backward.default,
     aten.huber_loss_backward.default,
 })  # fmt: skip
