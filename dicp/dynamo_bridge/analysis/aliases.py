@@ -7,7 +7,7 @@ write to one, by the caller or by the graph, would show in the other.
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 import torch
@@ -54,12 +54,20 @@ def written_roots(graph: fx.Graph) -> set[fx.Node]:
 
 def shared_by_results(root: fx.Node) -> bool:
     """Whether several results of the graph share the storage of `root`, which is no view."""
-    results, waiting = 0, [root]
+    sharing = reachable([root], lambda n: (user for user in n.users if _viewed(user) is n))
+    return sum(any(user.op == "output" for user in node.users) for node in sharing) > 1
+
+
+def reachable(
+    start: Collection[fx.Node], step: Callable[[fx.Node], Iterable[fx.Node]]
+) -> set[fx.Node]:
+    """The nodes of `start`, and those that repeated steps lead to."""
+    found, waiting = set(start), list(start)
     while waiting:
-        node = waiting.pop()
-        results += any(user.op == "output" for user in node.users)
-        waiting += (user for user in node.users if _viewed(user) is node)
-    return results > 1
+        new = [node for node in step(waiting.pop()) if node not in found]
+        found.update(new)
+        waiting += new
+    return found
 
 
 class Aliases:

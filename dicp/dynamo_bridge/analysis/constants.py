@@ -76,3 +76,8 @@ def permutation_of(node: fx.Node) -> list[int] | None:
             order[left], order[right] = order[right], order[left]
         return order
     return None
+
+
+def last_two_swapped(rank: int) -> list[int]:
+    """The order of dimensions of transposed matrices, in a batch or not."""
+    return [*range(rank - 2), rank - 1, rank - 2]

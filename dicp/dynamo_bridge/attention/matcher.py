@@ -40,7 +40,7 @@ from dicp.dynamo_bridge.fuse.engine import Pattern
 from dicp.dynamo_bridge.fuse.terms import (
     ANY,
     As,
-    Dims,
+    LastDim,
     Match,
     Number,
     Peel,
@@ -59,7 +59,6 @@ from dicp.fused_attention import FusedAttention
 from dicp.torch_private import ATTENTION_FORWARD, expression_of
 
 aten = torch.ops.aten
-prims = torch.ops.prims
 
 
 _DTYPES = frozenset({torch.float32, torch.float64, torch.bfloat16, torch.float16})
@@ -112,12 +111,12 @@ def _around_rounded(term: Term) -> Peel:
 def _softmax(x: Term) -> Term:
     """Softmax over the last dimension: one operator, or exp(x - max) divided by its sum."""
     logits = As("logits", _around(x))
-    row_max = op(aten.amax.default, Var("logits"), Dims("logits"), True)
+    row_max = op(aten.amax.default, Var("logits"), LastDim("logits"), True)
     shifted = op(aten.sub.Tensor, logits, row_max)
     exp_scores = As("exp_scores", op(aten.exp.default, shifted))
-    total = op(aten.sum.dim_IntList, Var("exp_scores"), Dims("exp_scores"), True)
+    total = op(aten.sum.dim_IntList, Var("exp_scores"), LastDim("exp_scores"), True)
     return one_of(
-        op([aten._softmax.default, aten._safe_softmax.default], logits, Dims("logits"),
+        op([aten._softmax.default, aten._safe_softmax.default], logits, LastDim("logits"),
            half_to_float=ANY),
         op(aten.div.Tensor, exp_scores, total),
     )  # fmt: skip

@@ -11,7 +11,7 @@ import torch
 from torch import fx
 
 from dicp.dtypes import converted
-from dicp.dynamo_bridge.analysis.constants import permutation_of, uniform_value
+from dicp.dynamo_bridge.analysis.constants import last_two_swapped, permutation_of, uniform_value
 from dicp.dynamo_bridge.analysis.values import same_sizes, sizes_of, value_of
 from dicp.dynamo_bridge.attention.forward import Call, attention_on, inference_attention
 from dicp.dynamo_bridge.attention.mask_values import (
@@ -26,7 +26,6 @@ from dicp.dynamo_bridge.fuse.terms import Match, copy_source, reshape_source
 from dicp.torch_private import expression_of
 
 aten = torch.ops.aten
-prims = torch.ops.prims
 
 
 def unflatten(node: Any, batch: tuple[Any, ...]) -> tuple[fx.Node, list[fx.Node]] | None:
@@ -172,19 +171,14 @@ def as_required(rw: Rewriter, bias: fx.Node | None, q: fx.Node) -> fx.Node | Non
         if known is None or any(float("-inf") < x < least for x in known):
             hidden = rw(aten.eq.Scalar, bias, float("-inf"))
             bias = rw(aten.where.self, hidden, bias, rw(aten.clamp_min.default, bias, least))
-    if value_of(bias).dtype != value.dtype:
-        bias = rw(prims.convert_element_type.default, bias, value.dtype)
-    return unit_stride(rw, bias)
+    return unit_stride(rw, rw.cast(bias, value.dtype))
 
 
 def as_root(rw: Rewriter, out: fx.Node) -> fx.Node:
     """`out` in the shape and dtype of the root."""
     if len(sizes_of(rw.root) or ()) == 3:
         out = rw(aten.squeeze.dim, out, 0)
-    dtype = value_of(rw.root).dtype
-    if value_of(out).dtype != dtype:
-        out = rw(prims.convert_element_type.default, out, dtype)
-    return out
+    return rw.cast(out, value_of(rw.root).dtype)
 
 
 def _batched(rw: Rewriter, node: fx.Node) -> fx.Node:
@@ -213,15 +207,11 @@ def _transposed(rw: Rewriter, kt: fx.Node) -> fx.Node:
     """`kt` with its last two dimensions swapped back."""
     node: fx.Node | None = kt
     while node is not None:
-        rank = len(sizes_of(node) or ())
-        swap = [*range(rank - 2), rank - 1, rank - 2]
-        order = permutation_of(node)
-        if order == swap and isinstance(node.args[0], fx.Node):
+        swap = last_two_swapped(len(sizes_of(node) or ()))
+        if permutation_of(node) == swap and isinstance(node.args[0], fx.Node):
             return node.args[0]
         node = row_source(node)
-    rank = len(sizes_of(kt) or ())
-    swap = [*range(rank - 2), rank - 1, rank - 2]
-    return rw(aten.permute.default, _original(kt), swap)
+    return rw(aten.permute.default, _original(kt), last_two_swapped(len(sizes_of(kt) or ())))
 
 
 def _scaled(rw: Rewriter, q: fx.Node, scale: Any, inverse: Any) -> tuple[fx.Node, float]:
@@ -236,10 +226,7 @@ def _scaled(rw: Rewriter, q: fx.Node, scale: Any, inverse: Any) -> tuple[fx.Node
         return q, 1.0
     target = aten.mul.Tensor if scale is not None else aten.div.Tensor
     scaled = rw(target, q, scale if scale is not None else inverse)
-    dtype = value_of(q).dtype
-    if value_of(scaled).dtype != dtype:
-        scaled = rw(prims.convert_element_type.default, scaled, dtype)
-    return scaled, 1.0
+    return rw.cast(scaled, value_of(q).dtype), 1.0
 
 
 def ungrouped(node: fx.Node) -> fx.Node | None:
@@ -265,7 +252,7 @@ def unit_stride(rw: Rewriter, node: fx.Node) -> fx.Node:
     """`node`, copied unless its last dimension has stride 1, which fused operators assume."""
     if expression_of(value_of(node).stride(-1)) == 1:
         return node
-    return rw(aten.clone.default, node, memory_format=torch.contiguous_format)
+    return rw.contiguous(node)
 
 
 def _as_bias(rw: Rewriter, q: fx.Node) -> fx.Node | None:
@@ -275,8 +262,8 @@ def _as_bias(rw: Rewriter, q: fx.Node) -> fx.Node | None:
         given = value_of(added).dtype
         if given == dtype or (given == torch.float32 and dtype != torch.float64):
             return added  # type: ignore[no-any-return]
-        return rw(prims.convert_element_type.default, added, dtype)
-    mask, inverted_mask = (rw.match.bound.get(name) for name in ("mask", "inverted_mask"))
+        return rw.cast(added, dtype)
+    mask, inverted_mask = _boolean_masks(rw)
     if mask is None and inverted_mask is None:
         return None
     constant = {"dtype": torch.float64 if dtype == torch.float64 else torch.float32,
@@ -288,13 +275,18 @@ def _as_bias(rw: Rewriter, q: fx.Node) -> fx.Node | None:
     return rw(aten.where.self, inverted_mask, low, zero)
 
 
+def _boolean_masks(rw: Rewriter) -> tuple[Any, Any]:
+    """The mask that is true for visible scores, and that which is true for hidden ones."""
+    return rw.match.bound.get("mask"), rw.match.bound.get("inverted_mask")
+
+
 def _visible(rw: Rewriter) -> fx.Node:
     """Where the boolean mask that the match binds leaves scores as they are; of uint8 where it
     replaces others by a finite number."""
-    mask, inverted_mask = (rw.match.bound.get(name) for name in ("mask", "inverted_mask"))
+    mask, inverted_mask = _boolean_masks(rw)
     visible = rw(aten.logical_not.default, inverted_mask) if mask is None else mask
     if fill_of(rw.match) != -math.inf:
-        visible = rw(prims.convert_element_type.default, visible, torch.uint8)
+        visible = rw.cast(visible, torch.uint8)
     return _four_dims(rw, visible)
 
 
@@ -324,7 +316,7 @@ def _has_nonfinite_score(rw: Rewriter, q: fx.Node, k: fx.Node) -> fx.Node:
     The largest of these is that with the largest or with the smallest number in the column."""
     dtype = torch.promote_types(value_of(q).dtype, torch.float32)
     ends = [rw(end, k, [2], True) for end in (aten.amax.default, aten.amin.default)]
-    wide = [rw(prims.convert_element_type.default, x, dtype) for x in (q, *ends)]
+    wide = [rw.cast(x, dtype) for x in (q, *ends)]
     products = [rw(aten.mul.Tensor, wide[0], end) for end in wide[1:]]
     largest = rw(aten.amax.default, rw(aten.maximum.default, *products), [-1], True)
     return rw(aten.logical_not.default, rw(aten.lt.Scalar, largest, math.inf))

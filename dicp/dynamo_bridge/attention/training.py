@@ -41,7 +41,13 @@ from typing import Any
 import torch
 from torch import fx
 
-from dicp.dynamo_bridge.analysis.constants import cast_source, permutation_of, uniform_value
+from dicp.dynamo_bridge.analysis.aliases import reachable
+from dicp.dynamo_bridge.analysis.constants import (
+    cast_source,
+    last_two_swapped,
+    permutation_of,
+    uniform_value,
+)
 from dicp.dynamo_bridge.analysis.values import sizes_of, value_of
 from dicp.dynamo_bridge.attention.forward import Call, gradient_arguments, training_attention
 from dicp.dynamo_bridge.attention.matcher import DECOMPOSED
@@ -60,7 +66,7 @@ from dicp.dynamo_bridge.passes.redundancy import remove_dead
 from dicp.dynamo_bridge.thresholds import FEW_ROWS
 from dicp.torch_private import saved_for_backward
 
-aten, prims = torch.ops.aten, torch.ops.prims
+aten = torch.ops.aten
 
 _SOFTMAX_BACKWARD = aten._softmax_backward_data.default
 _SAME = frozenset({aten.detach.default, aten.alias.default})
@@ -126,13 +132,7 @@ def _root(node: Any) -> Any:
 
 def _aliases(node: fx.Node) -> set[fx.Node]:
     """`node` with all its aliases, reshapes and conversions."""
-    found, waiting = {node}, [node]
-    while waiting:
-        for user in waiting.pop().users:
-            if user not in found and _source(user) is not None:
-                found.add(user)
-                waiting.append(user)
-    return found
+    return reachable([node], lambda n: (user for user in n.users if _source(user) is not None))
 
 
 def _readers(nodes: Iterable[fx.Node]) -> Iterator[fx.Node]:
@@ -145,9 +145,7 @@ def _is_transposed(node: Any, of: Any) -> bool:
     if not isinstance(node, fx.Node):
         return False
     order = permutation_of(node)
-    rank = len(order or ())
-    swapped = order == [*range(rank - 2), rank - 1, rank - 2]
-    return swapped and node.args[0] is of
+    return order is not None and order == last_two_swapped(len(order)) and node.args[0] is of
 
 
 def _pair_around(last: fx.Node, context: PassContext) -> _Pair | None:
@@ -220,7 +218,8 @@ def _pair(
     dq, dk = _factor_gradients(chain, scores[0])
     dv = [n for n in grad.users if n.target is aten.bmm.default
           and _is_transposed(n.args[0], product.args[0]) and n.args[1] is grad]  # fmt: skip
-    forward = _downstream(scores[0], set(match.nodes)) - {out, product}
+    matched = set(match.nodes)
+    forward = reachable(scores, lambda n: matched.intersection(n.users)) - {out, product}
     aliases = _aliases(soft)
     transposed = {n.args[0] for n in dv}
     inner = forward | aliases | transposed | chain | {last, *dropped}
@@ -280,16 +279,6 @@ def _chain_to(node: Any, end: fx.Node) -> Iterator[fx.Node]:
         yield node
         node = _source(node)
     yield end
-
-
-def _downstream(start: fx.Node, within: set[fx.Node]) -> set[fx.Node]:
-    found, waiting = {start}, [start]
-    while waiting:
-        for user in waiting.pop().users:
-            if user in within and user not in found:
-                found.add(user)
-                waiting.append(user)
-    return found
 
 
 def _score_gradients(last: fx.Node, match: Match) -> set[fx.Node] | None:
@@ -441,7 +430,7 @@ def _divided_among_maxima(rw: Rewriter, grad: fx.Node, bias: fx.Node) -> fx.Node
     wide = torch.float64 if dtype == torch.float64 else torch.float32
     row_max = rw(aten.amax.default, bias, [-1], True)
     count = rw(aten.sum.dim_IntList, rw(aten.eq.Tensor, bias, row_max), [-1], True, dtype=wide)
-    parts = rw(prims.convert_element_type.default, rw(aten.div.Tensor, grad, count), dtype)
+    parts = rw.cast(rw(aten.div.Tensor, grad, count), dtype)
     alone = rw(aten.lt.Scalar, row_max, _ABSORBS_LOG_SUM[wide])
     return rw(aten.where.self, alone, parts, grad)
 

@@ -14,13 +14,13 @@ from typing import Any
 import torch
 from torch import fx
 
+from dicp.dtypes import opmath_dtype
 from dicp.dynamo_bridge.analysis.values import value_of
 from dicp.dynamo_bridge.fuse.engine import Pattern, Rewriter
 from dicp.dynamo_bridge.fuse.terms import ANY, Match, Term, Var, cast, op
 from dicp.dynamo_bridge.passes.base import PassContext
 
 aten = torch.ops.aten
-prims = torch.ops.prims
 
 
 def picked_log_softmax(x: Term, dim: Term, index: Term) -> Term:
@@ -41,17 +41,14 @@ def _applies(match: Match, context: PassContext) -> bool:
 
 def _replace(rw: Rewriter, x: fx.Node, dim: int, index: fx.Node) -> Any:
     value, dtype = value_of(x), value_of(rw.root).dtype
-    if value.dtype != torch.float32 and value.dtype != torch.float64:
-        x = rw(prims.convert_element_type.default, x, torch.float32)
-    top = rw(aten.amax.default, x, [dim], True)
-    exp_scores = rw(aten.exp.default, rw(aten.sub.Tensor, x, top))
+    x = rw.cast(x, opmath_dtype(value.dtype))
+    row_max = rw(aten.amax.default, x, [dim], True)
+    exp_scores = rw(aten.exp.default, rw(aten.sub.Tensor, x, row_max))
     log_sum = rw(aten.log.default, rw(aten.sum.dim_IntList, exp_scores, [dim], True))
     rows = _rows(rw, x, dim, index)
     entry = rw(aten.gather.default, x, dim, index)
-    out = rw(aten.sub.Tensor, rw(aten.sub.Tensor, entry, rows(top)), rows(log_sum))
-    if value_of(out).dtype != dtype:
-        out = rw(prims.convert_element_type.default, out, dtype)
-    return out
+    out = rw(aten.sub.Tensor, rw(aten.sub.Tensor, entry, rows(row_max)), rows(log_sum))
+    return rw.cast(out, dtype)
 
 
 def _rows(rw: Rewriter, x: fx.Node, dim: int, index: fx.Node) -> Any:

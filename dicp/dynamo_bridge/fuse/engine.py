@@ -48,9 +48,17 @@ class Rewriter:
         try:
             return self(torch.ops.aten.view.default, node, sizes)
         except (RuntimeError, ValueError):
-            clone = torch.ops.aten.clone.default
-            copy = self(clone, node, memory_format=torch.contiguous_format)
-            return self(torch.ops.aten.view.default, copy, sizes)
+            return self(torch.ops.aten.view.default, self.contiguous(node), sizes)
+
+    def contiguous(self, node: fx.Node) -> fx.Node:
+        """A row-major copy of `node`."""
+        return self(torch.ops.aten.clone.default, node, memory_format=torch.contiguous_format)
+
+    def cast(self, node: fx.Node, dtype: torch.dtype) -> fx.Node:
+        """`node` as `dtype`: itself where it has that dtype."""
+        if value_of(node).dtype == dtype:
+            return node
+        return self(torch.ops.prims.convert_element_type.default, node, dtype)
 
     def emit_as(self, value: Any, target: Any, *args: Any) -> fx.Node:
         """Emit one call without inference: it has the `value` (and layout) of the replaced node."""
@@ -212,14 +220,10 @@ def substitute(root: fx.Node, new: fx.Node, context: PassContext) -> None:
 def erase(nodes: Iterable[fx.Node]) -> set[fx.Node]:
     """Erase those of `nodes` that have no users left, users first; return the erased nodes."""
     removed: set[fx.Node] = set()
-    waiting = list(dict.fromkeys(nodes))
-    progress = True
-    while progress:
-        progress = False
-        for node in list(waiting):
-            if not node.users:
-                node.graph.erase_node(node)
-                waiting.remove(node)
-                removed.add(node)
-                progress = True
+    waiting = set(nodes)
+    while dead := [node for node in waiting if not node.users]:
+        for node in dead:
+            node.graph.erase_node(node)
+        removed.update(dead)
+        waiting.difference_update(dead)
     return removed

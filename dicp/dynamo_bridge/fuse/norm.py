@@ -14,7 +14,7 @@ from torch import fx
 
 from dicp.dynamo_bridge.analysis.values import sizes_of, value_of
 from dicp.dynamo_bridge.fuse.engine import Pattern, Rewriter
-from dicp.dynamo_bridge.fuse.terms import Dims, Match, Number, Term, cast, one_of, op, rounded
+from dicp.dynamo_bridge.fuse.terms import LastDim, Match, Number, Term, cast, one_of, op, rounded
 from dicp.dynamo_bridge.passes.base import PassContext
 
 aten = torch.ops.aten
@@ -24,8 +24,8 @@ def _square(x: Term) -> Term:
     return one_of(op(aten.pow.Tensor_Scalar, x, 2), op(aten.mul.Tensor, x, x))
 
 
-def _mean(x: Term, of: str = "x") -> Term:
-    return op(aten.mean.dim, x, Dims(of), True)
+def _mean(x: Term) -> Term:
+    return op(aten.mean.dim, x, LastDim("x"), True)
 
 
 def _over_root(x: Term, variance: Term, eps: Term) -> Term:
@@ -46,7 +46,7 @@ def layer_norm(x: Term, eps: Number) -> Term:
     centered = op(aten.sub.Tensor, source, _mean(source))
     variance = one_of(
         _mean(_square(centered)),
-        op(aten.var.correction, source, Dims("x"), correction=0, keepdim=True),
+        op(aten.var.correction, source, LastDim("x"), correction=0, keepdim=True),
     )
     return rounded(_over_root(centered, variance, eps))
 

@@ -24,7 +24,6 @@ from dicp.effects import op_name
 from dicp.torch_private import OpOverload, schema_of
 
 aten = torch.ops.aten
-prims = torch.ops.prims
 
 
 @dataclass(frozen=True)
@@ -215,21 +214,21 @@ class Peel(Term):
     `through` takes a node and the pattern's root and returns the node's source, or None.
     """
 
-    term: Any
+    term: Term
     through: Callable[[fx.Node, fx.Node], fx.Node | None]
     targets: frozenset[Any] = frozenset()
     """Targets that `through` skips, where a pattern may have them at the root."""
 
     def roots(self) -> frozenset[Any]:
-        return self.targets | self.term.roots() if isinstance(self.term, Term) else frozenset()
+        return self.targets | self.term.roots()
 
     def match(self, value: Any, state: Match) -> Iterator[Match]:
-        yield from match_one(self.term, value, state)
+        yield from self.term.match(value, state)
         root = state.nodes[0] if state.nodes else value
         while isinstance(value, fx.Node) and (source := self.through(value, root)) is not None:
             state = state.visit(value)
             value = source
-            yield from match_one(self.term, value, state)
+            yield from self.term.match(value, state)
 
 
 @dataclass(frozen=True, eq=False)
@@ -248,43 +247,30 @@ class As(Term):
 
 
 @dataclass(frozen=True, eq=False)
-class Dims(Term):
-    """A list of dimensions that are the last `count` of the tensor bound to `of`."""
+class LastDim(Term):
+    """The last dimension of the tensor bound to `of`, as a number or as a list of it alone."""
 
     of: str
-    count: int | None = 1
 
     def match(self, value: Any, state: Match) -> Iterator[Match]:
         tensor = value_of(state.bound.get(self.of))
         dims = [value] if isinstance(value, int) else value
         if not isinstance(dims, (list, tuple)) or not isinstance(tensor, torch.Tensor):
             return
-        rank = tensor.dim()
-        last = sorted(int(dim) % max(rank, 1) for dim in dims)
-        if last and last == list(range(rank - len(last), rank)):
-            if self.count is None or len(last) == self.count:
-                yield state
+        if len(dims) == 1 and tensor.dim() and dims[0] in (-1, tensor.dim() - 1):
+            yield state
 
 
 def op(target: Any, *args: Any, **kwargs: Any) -> Op:
-    """A call of `target`: an overload, a packet (all its overloads) or a set of either."""
-    targets = target if isinstance(target, (set, frozenset, list, tuple)) else (target,)
-    return Op(frozenset(overload for t in targets for overload in _overloads(t)), args, kwargs)
-
-
-@cache
-def _overloads(target: Any) -> tuple[Any, ...]:
-    names = getattr(target, "overloads", None)
-    if names is None:
-        return (target,)
-    return tuple(getattr(target, name) for name in names() if "out" not in name)
+    """A call of `target`, an operator or a list of several."""
+    return Op(frozenset(target if isinstance(target, list) else [target]), args, kwargs)
 
 
 def one_of(*terms: Term) -> OneOf:
     return OneOf(terms)
 
 
-def cast(term: Any) -> Peel:
+def cast(term: Term) -> Peel:
     """`term`, optionally widened to the dtype that operators compute 16-bit floats in.
 
     No other conversion is skipped: it may round (an int8 round trip quantizes), and a wider
@@ -293,7 +279,7 @@ def cast(term: Any) -> Peel:
     return Peel(term, lambda node, root: widened_source(node), CASTS)
 
 
-def rounded(term: Any) -> Peel:
+def rounded(term: Term) -> Peel:
     """`term`, optionally widened, and optionally rounded to the result's dtype.
 
     A fused operator computes in float32 and rounds its result once.

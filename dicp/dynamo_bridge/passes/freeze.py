@@ -9,7 +9,12 @@ from __future__ import annotations
 
 from torch import fx
 
-from dicp.dynamo_bridge.analysis.aliases import alias_root, is_input, written_roots
+from dicp.dynamo_bridge.analysis.aliases import (
+    alias_root,
+    is_input,
+    reachable,
+    written_roots,
+)
 from dicp.dynamo_bridge.analysis.static import static_nodes
 from dicp.dynamo_bridge.aot_graph import GraphInfo
 from dicp.dynamo_bridge.passes.base import PassContext
@@ -32,7 +37,7 @@ def split_frozen(
     placeholders = [n for n in gm.graph.nodes if n.op == "placeholder"]
     graph = fx.Graph()
     copies: dict[fx.Node, fx.Node] = {}
-    wanted = _needed(border) | set(placeholders)
+    wanted = reachable(border, lambda n: n.all_input_nodes) | set(placeholders)
     for node in gm.graph.nodes:
         if node in wanted:
             copies[node] = graph.node_copy(node, copies.__getitem__)
@@ -80,16 +85,6 @@ def _border(gm: fx.GraphModule, context: PassContext) -> list[fx.Node]:
         if node in computed and any(u not in static for u in node.users):
             border.append(node)
     return border
-
-
-def _needed(nodes: list[fx.Node]) -> set[fx.Node]:
-    """`nodes` with everything that they are computed from."""
-    found, waiting = set(nodes), list(nodes)
-    while waiting:
-        sources = [n for n in waiting.pop().all_input_nodes if n not in found]
-        found.update(sources)
-        waiting += sources
-    return found
 
 
 def _returned(gm: fx.GraphModule) -> set[fx.Node]:
