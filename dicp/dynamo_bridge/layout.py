@@ -112,8 +112,7 @@ def _channels_last(
         source = copied
     if original in converted:
         return converted[original]
-    kwargs = {"memory_format": torch.channels_last}
-    node = context.infer.emit(user, aten.clone.default, (original,), kwargs, (original,))
+    node = context.infer.copy(user, original, torch.channels_last, (original,))
     if not node.meta.get("dicp_sources"):
         node.meta["dicp_sources"] = (f"{aten.clone.default} ({original.name}, channels last)",)
     if original in static:

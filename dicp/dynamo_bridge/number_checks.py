@@ -7,6 +7,7 @@ has integers of any size, and an error. Such calls run in eager.
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -125,10 +126,7 @@ def _bound(expression: Any, integers: Collection[str], limit: float) -> float:
     if kind == "Add":
         return sum(bounds)
     if kind == "Mul":
-        product = 1.0
-        for bound in bounds:
-            product *= bound
-        return product
+        return math.prod(bounds)
     if kind in POWERS:
         return _power(*bounds)
     if kind == "LShift":

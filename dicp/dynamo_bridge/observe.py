@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import fx
 
 from dicp.config import Config
@@ -224,13 +225,12 @@ class Observer:
 
 
 def graph_text(gm: fx.GraphModule) -> str:
-    """One line per node: name, operator, arguments, dtype and shape, and the user's line."""
+    """One line per node: name, dtype and shape, operator, arguments."""
     lines = []
     for node in gm.graph.nodes:
-        val = node.meta.get("val")
-        shape = f"{str(val.dtype).removeprefix('torch.')}{list(val.shape)}" if hasattr(
-            val, "dtype"
-        ) and hasattr(val, "shape") else f"{val}"  # fmt: skip
+        shape = val = node.meta.get("val")
+        if isinstance(val, torch.Tensor):
+            shape = f"{str(val.dtype).removeprefix('torch.')}{list(val.shape)}"
         args = ", ".join([*map(str, node.args), *(f"{k}={v}" for k, v in node.kwargs.items())])
         target = node.target if node.op != "output" else "output"
         lines.append(f"{node.name}: {shape} = {target}({args})")

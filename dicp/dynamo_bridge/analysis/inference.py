@@ -121,16 +121,20 @@ class Inference:
         origins = (node,)
         order = stride_order(like)
         if order == list(range(like.dim())):
-            kwargs = {"memory_format": torch.contiguous_format}
-            return self.emit(before, aten.clone.default, (node,), kwargs, origins)
+            return self.copy(before, node, torch.contiguous_format, origins)
         if is_channels_last(like):
-            kwargs = {"memory_format": torch.channels_last}
-            return self.emit(before, aten.clone.default, (node,), kwargs, origins)
+            return self.copy(before, node, torch.channels_last, origins)
         inverse = [order.index(dim) for dim in range(len(order))]
         out = self.emit(before, aten.permute.default, (node, order), None, origins)
-        kwargs = {"memory_format": torch.contiguous_format}
-        out = self.emit(before, aten.clone.default, (out,), kwargs, origins)
+        out = self.copy(before, out, torch.contiguous_format, origins)
         return self.emit(before, aten.permute.default, (out, inverse), None, origins)
+
+    def copy(
+        self, before: fx.Node, source: Any, format: torch.memory_format, origins: Sequence[fx.Node]
+    ) -> fx.Node:
+        """A copy of `source` in a memory format, inserted before `before`."""
+        kwargs = {"memory_format": format}
+        return self.emit(before, aten.clone.default, (source,), kwargs, origins)
 
 
 _STRIDE_SENSITIVE = frozenset({
@@ -283,8 +287,7 @@ class Propagation:
     def _contiguous(self, view: fx.Node) -> fx.Node:
         source = view.args[0]
         assert isinstance(source, fx.Node)
-        kwargs = {"memory_format": torch.contiguous_format}
-        return self._inference.emit(view, aten.clone.default, (source,), kwargs, (source,))
+        return self._inference.copy(view, source, torch.contiguous_format, (source,))
 
     def _keep_output_strides(self, node: fx.Node, old: Any) -> None:
         outputs = [user for user in node.users if user.op == "output"]

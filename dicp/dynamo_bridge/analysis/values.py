@@ -115,7 +115,7 @@ def stride_order(value: torch.Tensor) -> list[int]:
 def sizes_of(node: Any) -> tuple[Any, ...] | None:
     """The symbolic sizes of a tensor node."""
     value = value_of(node)
-    return tuple(map(expression_of, value.shape)) if isinstance(value, torch.Tensor) else None
+    return shape_of(value) if isinstance(value, torch.Tensor) else None
 
 
 def same_sizes(*nodes: Any) -> bool:

@@ -9,6 +9,7 @@ where the parameters do not change between calls (the option `freeze`).
 
 from __future__ import annotations
 
+import math
 import operator
 from typing import Any
 
@@ -55,10 +56,7 @@ def _applies(match: Match, context: PassContext) -> bool:
 
 def _count(value: torch.Tensor) -> int:
     """The number of elements; symbolic sizes count as the value they were traced with."""
-    count = 1
-    for size in value.shape:
-        count *= hint_of(size)
-    return count
+    return math.prod(map(hint_of, value.shape))
 
 
 def _replace(

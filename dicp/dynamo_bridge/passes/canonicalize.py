@@ -210,8 +210,7 @@ def _clone(c: _Canonicalizer, node: fx.Node) -> Rewrite:
 
 
 def _detach_copy(c: _Canonicalizer, node: fx.Node) -> Rewrite:
-    kwargs = {"memory_format": torch.contiguous_format}
-    return c._infer.emit(node, aten.clone.default, node.args[:1], kwargs, (node,))
+    return c._infer.copy(node, node.args[0], torch.contiguous_format, (node,))
 
 
 def _cat(c: _Canonicalizer, node: fx.Node) -> Rewrite:
@@ -293,11 +292,20 @@ def _full_like(c: _Canonicalizer, node: fx.Node, fill: Number) -> Rewrite:
 # rules: (inf + 0j) * 1 has a part inf * 0, and x + -0.0 adds 0.0 to the imaginary part.
 
 
-def _is_number(argument: Any, number: int, negative_zero: bool = False) -> bool:
-    value = uniform_value(argument)
-    if value is None or value != number:
-        return False
-    return not negative_zero or str(float(value)) == "-0.0"
+def _beside(
+    c: _Canonicalizer, node: fx.Node, is_neutral: Callable[[Number], bool], commutes: bool = True
+) -> Rewrite:
+    """The operand beside a neutral one, which is the second, or either where they commute."""
+    left, right = node.args[:2]
+    for operand, other in ((right, left), (left, right))[: 1 + commutes]:
+        value = uniform_value(operand)
+        if value is not None and is_neutral(value):
+            return c.as_copied(node, other)
+    return None
+
+
+def _is_one(value: Number) -> bool:
+    return value == 1
 
 
 def _is_complex(node: fx.Node) -> bool:
@@ -305,49 +313,34 @@ def _is_complex(node: fx.Node) -> bool:
 
 
 def _mul(c: _Canonicalizer, node: fx.Node) -> Rewrite:
-    left, right = node.args[:2]
-    if _is_complex(node):
-        return None
-    if _is_number(right, 1):
-        return c.as_copied(node, left)
-    return c.as_copied(node, right) if _is_number(left, 1) else None
+    return None if _is_complex(node) else _beside(c, node, _is_one)
 
 
 def _by_one(c: _Canonicalizer, node: fx.Node) -> Rewrite:
     if _is_complex(node) or node.kwargs.get("rounding_mode") is not None:
         return None
-    return c.as_copied(node, node.args[0]) if _is_number(node.args[1], 1) else None
+    return _beside(c, node, _is_one, commutes=False)
 
 
 def _add(c: _Canonicalizer, node: fx.Node) -> Rewrite:
-    left, right = node.args[:2]
-    if _is_complex(node):
+    if _is_complex(node) or node.kwargs.get("alpha", 1) != 1:
         return None
-    floating = node.meta["val"].dtype.is_floating_point
-    alpha = node.kwargs.get("alpha", 1)
-    if alpha == 1 and _is_number(right, 0, negative_zero=floating):
-        return c.as_copied(node, left)
-    if alpha == 1 and _is_number(left, 0, negative_zero=floating):
-        return c.as_copied(node, right)
-    return None
+    zeros = ("-0.0",) if node.meta["val"].dtype.is_floating_point else ("-0.0", "0.0")
+    return _beside(c, node, lambda value: str(float(value)) in zeros)
 
 
 def _sub(c: _Canonicalizer, node: fx.Node) -> Rewrite:
-    right = uniform_value(node.args[1])
-    if right == 0 and str(float(right)) == "0.0" and node.kwargs.get("alpha", 1) == 1:
-        return c.as_copied(node, node.args[0])
-    return None
+    if node.kwargs.get("alpha", 1) != 1:
+        return None
+    return _beside(c, node, lambda value: str(float(value)) == "0.0", commutes=False)
 
 
 def _neutral_bool(c: _Canonicalizer, node: fx.Node) -> Rewrite:
     # x & True = x;  x | False = x
-    neutral = node.target in (aten.bitwise_and.Tensor, aten.logical_and.default)
-    left, right = node.args[:2]
     if node.meta["val"].dtype != torch.bool:
         return None
-    if uniform_value(right) is neutral:
-        return c.as_copied(node, left)
-    return c.as_copied(node, right) if uniform_value(left) is neutral else None
+    neutral = node.target in (aten.bitwise_and.Tensor, aten.logical_and.default)
+    return _beside(c, node, lambda value: value is neutral)
 
 
 Rule = Callable[[_Canonicalizer, fx.Node], Rewrite]
