@@ -79,14 +79,14 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "math.sqrt": math.sqrt, "math.tan": math.tan, "math.tanh": math.tanh,
 }  # fmt: skip
 """Functions that a size expression may call, by their name in it."""
-_MOST_BITS = 4096  # of a power
+_MAX_BITS = 4096  # of a power
 
 
 def _power(base: Any, exponent: Any) -> Any:
     """`base ** exponent`. Raises OverflowError for an integer that no size can be."""
     if isinstance(base, int) and isinstance(exponent, int):
-        if base.bit_length() * exponent > _MOST_BITS:
-            raise OverflowError(f"a power of more than {_MOST_BITS} bits")
+        if base.bit_length() * exponent > _MAX_BITS:
+            raise OverflowError(f"a power of more than {_MAX_BITS} bits")
     return base**exponent
 
 

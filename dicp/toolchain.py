@@ -37,8 +37,8 @@ COMPILE_SECONDS = 600
 VERSION_SECONDS = 20
 _LOOK_SECONDS = 0.1  # between checks whether a compilation is still wanted
 _NOT_STARTED = (125, 126, 127)  # statuses of `timeout` that are not the tool's
-_MOST_OUTPUT = 16 << 20
-_MOST_BUILT = 1 << 30
+_MAX_OUTPUT = 16 << 20
+_MAX_BUILT = 1 << 30
 
 
 class _Unusable(Exception):
@@ -190,7 +190,7 @@ def no_space(target: str, error: OSError) -> ToolchainError:
 def _built(path: Path) -> bytes:
     try:
         found = path.lstat()
-        if not stat.S_ISREG(found.st_mode) or found.st_size > _MOST_BUILT:
+        if not stat.S_ISREG(found.st_mode) or found.st_size > _MAX_BUILT:
             raise _Unusable("the compiler wrote something else than a shared object")
         return path.read_bytes()
     except OSError as error:
@@ -273,7 +273,7 @@ def _output_of(
             if piece == b"" or (piece is None and process.poll() is not None):
                 break  # closed; or held open by processes it left running
             _check_wanted(deadline, stop)
-            if len(output) > _MOST_OUTPUT:
+            if len(output) > _MAX_OUTPUT:
                 raise _Unusable("it prints without end")
     while process.poll() is None:
         _check_wanted(deadline, stop)

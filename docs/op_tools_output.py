@@ -23,8 +23,8 @@ torchvision_operators.define()
 
 PAGE = Path(__file__).with_name("op_tools.md")
 BLOCK = re.compile(r"```python\n(.*?)```\n\n<!-- output -->\n(?:```text\n.*?```\n)?", re.S)
-MOST_LINES = 16
-MOST_COLUMNS = 150
+MAX_LINES = 16
+MAX_COLUMNS = 150
 
 
 def page() -> str:
@@ -39,9 +39,9 @@ def page() -> str:
         shown = out.getvalue()
         for folder_of_code in (f"{ROOT}/", f"{sysconfig.get_path('purelib')}/"):
             shown = shown.replace(folder_of_code, "")
-        lines = [line[:MOST_COLUMNS].rstrip() for line in shown.splitlines()]
-        if len(lines) > MOST_LINES:
-            half = MOST_LINES // 2
+        lines = [line[:MAX_COLUMNS].rstrip() for line in shown.splitlines()]
+        if len(lines) > MAX_LINES:
+            half = MAX_LINES // 2
             lines = [*lines[:half], f"... {len(lines) - 2 * half} lines ...", *lines[-half:]]
         shown = "\n".join(lines)
         return f"```python\n{block[1]}```\n\n<!-- output -->\n```text\n{shown}\n```\n"

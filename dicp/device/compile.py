@@ -16,7 +16,7 @@ from torch import fx
 
 from dicp.config import Config
 from dicp.device.call import Call, NotCompiled
-from dicp.device.thresholds import FIXED_INTEGERS, MOST_VARIANTS
+from dicp.device.thresholds import FIXED_INTEGERS, MAX_VARIANTS
 from dicp.dynamo_bridge.analysis.aliases import written_roots
 from dicp.dynamo_bridge.compile_fx import compile_aten
 from dicp.dynamo_bridge.decompose import decompositions
@@ -128,7 +128,7 @@ class OperatorCompiler:
         for one in found:
             if one.takes(inputs):
                 return one, inputs
-        if len(found) >= MOST_VARIANTS:
+        if len(found) >= MAX_VARIANTS:
             raise NotCompiled("its sizes change from call to call, and its code is for fixed ones")
         try:
             self._count_variant(group, numbers if group[-1] != "any" else len(found))
@@ -142,7 +142,7 @@ class OperatorCompiler:
 
     def _count_variant(self, group: Any, numbers: Any) -> None:
         known = self._variants.setdefault(group, set())
-        if len(known) >= MOST_VARIANTS:
+        if len(known) >= MAX_VARIANTS:
             raise NotCompiled("its numbers change from call to call")
         known.add(numbers)
 

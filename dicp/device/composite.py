@@ -9,7 +9,7 @@ import torch
 
 from dicp.device.dispatcher import Dispatcher, name_of
 from dicp.device.patterns import Patterns
-from dicp.device.thresholds import MOST_OPERATORS
+from dicp.device.thresholds import MAX_OPERATORS
 from dicp.torch_private import OpOverload, dispatches_alone, overloads_of
 
 
@@ -26,7 +26,7 @@ class ForcedComposites:
         if not patterns:
             return
         found = [op for op in _composites() if patterns.match(name_of(op))]
-        if len(found) > MOST_OPERATORS:
+        if len(found) > MAX_OPERATORS:
             return
         for op in found:
             if name_of(op) not in self.known:

@@ -44,7 +44,7 @@ from dicp.dynamo_bridge.own_decompositions import (
     unless_of_one_row,
     with_converted_number,
 )
-from dicp.dynamo_bridge.thresholds import MOST_OF_CORE
+from dicp.dynamo_bridge.thresholds import MANY_CORE_RULES
 from dicp.errors import FallbackWarning
 from dicp.operator_choice import OperatorChoice
 from dicp.target import Target
@@ -135,7 +135,7 @@ def decompositions(
         for op, rule in (*all_decompositions.items(), *OWN.items())
         if isinstance(op, OpOverload) and op not in keep and functional_form(op) not in keep
     }
-    has_most = sum(torch.Tag.core in op.tags for op in keep) > MOST_OF_CORE
+    has_most = sum(torch.Tag.core in op.tags for op in keep) > MANY_CORE_RULES
     for op in [op for op in table if op not in OWN]:
         if torch.Tag.core in op.tags or not has_most:
             table[op] = _EndsInRules(table[op], target, table)

@@ -13,7 +13,7 @@ from torch import fx
 
 from dicp.dynamo_bridge.partition import Part
 from dicp.dynamo_bridge.specialize import Sizes, Sources, specialized
-from dicp.dynamo_bridge.thresholds import MOST_SIZES
+from dicp.dynamo_bridge.thresholds import MAX_SIZES
 from dicp.specializations import Specializations
 from dicp.target import Executable
 
@@ -87,7 +87,7 @@ class PerSizeExecutable:
         self._sources = dict(sources)
         self._compile = compile
         self._programs: Specializations[Sizes, Executable] = Specializations(
-            MOST_SIZES, map(str, sources)
+            MAX_SIZES, map(str, sources)
         )
 
     def __call__(self, inputs: list[Any]) -> list[Any]:

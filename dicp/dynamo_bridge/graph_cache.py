@@ -24,7 +24,7 @@ from dicp.config import Config
 from dicp.dynamo_bridge.aot_graph import GraphInfo, OtherLinesError
 from dicp.dynamo_bridge.observe import GraphReport
 from dicp.dynamo_bridge.provenance import dynamo_nodes
-from dicp.dynamo_bridge.thresholds import MOST_VARIANTS
+from dicp.dynamo_bridge.thresholds import MAX_VARIANTS
 from dicp.origin import Origin, Place, user_places
 from dicp.target import Artifact, KernelReport, NodeReport, Target
 from dicp.torch_private import ShapeFacts, disable_current_modes, is_object
@@ -179,7 +179,7 @@ def find_graph(cache: Cache | None, gm: fx.GraphModule, info: GraphInfo, identit
         base = graph_key(gm, info, identity, facts)
     except _NotStorable:
         return Slot(facts)
-    for variant in range(MOST_VARIANTS):
+    for variant in range(MAX_VARIANTS):
         key = key_of(base, variant)
         entry = cache.get(_KIND, key)
         if entry is None:

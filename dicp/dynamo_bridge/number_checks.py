@@ -21,9 +21,9 @@ DIVISIONS = frozenset(
     {"FloorDiv", "CleanDiv", "Mod", "PythonMod", "ModularIndexing", "IntTrueDiv", "FloatTrueDiv"}
 )
 POWERS = frozenset({"Pow", "PowByNatural"})
-MOST = 2.0**62
+SAFE_INTEGER = 2.0**62
 """Numbers below it, and the sum of two, fit into 64 bits."""
-LARGEST_SIZE = 2.0**20
+ASSUMED_SIZE = 2.0**20
 """What a size counts as: that of a tensor in memory, which is not checked."""
 LIMITS = tuple(2**bits for bits in range(62, -1, -1))
 """Limits of the integers of a call; a graph has the largest that is safe."""
@@ -111,14 +111,14 @@ def _largest_safe(expressions: Iterable[Any], integers: Collection[str]) -> int:
     computed = [part for part in parts if not part.is_Atom]
     return next(
         (limit for limit in LIMITS
-         if all(_bound(part, integers, limit) < MOST for part in computed)), 0,
+         if all(_bound(part, integers, limit) < SAFE_INTEGER for part in computed)), 0,
     )  # fmt: skip
 
 
 def _bound(expression: Any, integers: Collection[str], limit: float) -> float:
     """A bound of the absolute value of an expression."""
     if expression.is_Symbol:
-        return limit if str(expression) in integers else LARGEST_SIZE
+        return limit if str(expression) in integers else ASSUMED_SIZE
     if expression.is_number:
         return abs(float(expression))
     bounds = [_bound(part, integers, limit) for part in expression.args]
@@ -132,7 +132,7 @@ def _bound(expression: Any, integers: Collection[str], limit: float) -> float:
     if kind == "LShift":
         return bounds[0] * _power(2.0, bounds[1])
     if kind == "FloatTrueDiv" and expression.args[1].is_number:
-        return bounds[0] / bounds[1] if bounds[1] else MOST
+        return bounds[0] / bounds[1] if bounds[1] else SAFE_INTEGER
     return max(bounds)
 
 
@@ -140,4 +140,4 @@ def _power(base: float, exponent: float) -> float:
     try:
         return max(base, 1.0) ** exponent
     except OverflowError:
-        return MOST
+        return SAFE_INTEGER

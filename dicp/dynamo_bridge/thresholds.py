@@ -5,23 +5,23 @@ Counts are elements unless it says otherwise. None depends on a machine.
 
 from __future__ import annotations
 
-PAYS_ABOVE = 4
+MIN_FOLD_RATIO = 4
 """How many times larger than the weight an activation is from which folding a batch norm into the
 weight saves traffic; frozen parameters are folded once, always."""
 FEW_ROWS = 4
 """Queries of attention below which its probabilities are saved for backward: they are small beside
 the keys, and recomputed ones are less exact."""
-MOST_EVALUATED = 1 << 22
+MAX_EVALUATED = 1 << 22
 """The largest constant mask that is computed and analyzed."""
-MOST_MASK_NODES = 64
+MAX_MASK_NODES = 64
 """Most nodes of the graph that compute such a mask."""
-MOST_NUMBERS = 8
+MAX_NUMBERS = 8
 """Most distinct numbers of a constant mask that is analyzed."""
-MOST_SIZES = 64
+MAX_SIZES = 64
 """How many sets of sizes keep their programs; the least recently used program is dropped."""
-MOST_VARIANTS = 8
+MAX_VARIANTS = 8
 """Results kept for one graph in the cache, told apart by their guards on sizes."""
-MOST_OF_CORE = 100
+MANY_CORE_RULES = 100
 """Core operators with rules from which on decompositions of others end in operators with rules."""
 LARGEST_SCALE = 2.0**16
 """The factor or divisor of attention's scores is below this number and above its inverse."""

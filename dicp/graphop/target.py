@@ -32,7 +32,7 @@ from dicp.graphop.partition import Partition, remove_dead
 from dicp.graphop.program import Graph, GraphProgram, Item, Node, Slot, describe
 from dicp.graphop.runtime import GraphExecutable
 from dicp.graphop.text import Text
-from dicp.graphop.thresholds import MOST_PADDED
+from dicp.graphop.thresholds import MAX_PADDED
 from dicp.origin import Origin
 from dicp.outline import Outline
 from dicp.rule_errors import raise_run_failure
@@ -297,7 +297,7 @@ class GraphTarget(RuleTarget):
             for name, unit in units.items()
         }
         padded: Specializations[GraphUnit, Run] = Specializations(
-            MOST_PADDED, plain["program"]["symbols"], each=len(static)
+            MAX_PADDED, plain["program"]["symbols"], each=len(static)
         )
 
         def padded_run(name: str, sizes: Mapping[str, int]) -> Run:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 MAX_PLANS = 64
 """Most combinations of sizes whose execution plan is cached; the oldest is planned again."""
-MOST_PADDED = 64
+MAX_PADDED = 64
 """How many sets of padded sizes have their compiled graphs cached; the least recently used are
 dropped."""
 CONSTANT_ELEMENTS = 1 << 20

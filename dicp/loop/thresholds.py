@@ -21,7 +21,7 @@ MAX_CONCATENATED = 128
 
 MAX_CANCELLED = 2.0**-6
 """The largest share of a sum of squares that may be taken for its rounding errors."""
-LEAST_SHIFT = 4.0
+MIN_SHIFT = 4.0
 """The smallest error of a mean that is corrected, in rounding errors of the standard deviation."""
 SAMPLE_STEP = 13
 """Every how many elements one is in the sample that estimates a mean; the usual widths of images
@@ -101,7 +101,7 @@ Allocations after the split can reuse their memory. A split costs a few microsec
 """
 MAX_KEPT = 64 << 20
 """Most bytes of workspace kept between runs: allocating that much takes some milliseconds."""
-LEAST_REUSED = 1 << 16
+MIN_REUSED = 1 << 16
 """Fewest bytes of a result whose memory is reused: smaller ones come from the lists of the C
 library, which stay mapped. To find that nothing holds it takes about as long as to allocate."""
 KEPT_SHARE = 16

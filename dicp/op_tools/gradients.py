@@ -17,7 +17,7 @@ import torch
 from dicp.op_tools import trees
 from dicp.op_tools.frame import FRAME
 
-MOST_NODES = 4096
+MAX_NODES = 4096
 """A call whose graph is larger than this (a whole third-party model) has no gradients recorded."""
 
 
@@ -62,7 +62,7 @@ class InputEdges:
 
 
 def watch(
-    edges: InputEdges, outputs: Any, done: Callable[[Gradients], None], most: int = MOST_NODES
+    edges: InputEdges, outputs: Any, done: Callable[[Gradients], None], most: int = MAX_NODES
 ) -> Gradients | None:
     """Call `done` in backward, once all gradients of a call are known.
 
@@ -118,7 +118,7 @@ def nodes_of(edges: InputEdges, outputs: Any) -> list[tuple[Any, list[tuple[int,
     if not edges.needed or not starts:
         return []
     known = {edge: k for k, edge in enumerate(edges.edges) if edge is not None}
-    return _nodes(starts, known, MOST_NODES)
+    return _nodes(starts, known, MAX_NODES)
 
 
 def _nodes(

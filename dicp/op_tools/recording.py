@@ -28,7 +28,7 @@ from dicp.op_tools.records import logger
 from dicp.torch_private import compiled_call, original_module, set_compiled_call
 
 INDEX = "recording.json"
-MOST_NODES = 1 << 22
+MAX_NODES = 1 << 22
 """Autograd nodes of one module: those of a whole model are followed too."""
 
 
@@ -202,7 +202,7 @@ class Recorder:
             with torch.no_grad():
                 self.sink.save(call.folder, "output", result, facts)
             if edges.needed:
-                watch(edges, result, gradients, MOST_NODES)
+                watch(edges, result, gradients, MAX_NODES)
             else:
                 watch_outputs(result, gradients)
 

@@ -3,7 +3,7 @@
 
 const BOX_WIDTH = 236;
 const LINE = 15;
-const MOST_OPERATORS = 5;
+const MAX_OPERATORS = 5;
 const LARGE = 150; // steps
 const START_SCALE = 0.85; // of a graph too large to be shown whole
 const FAR_SCALE = 0.4; // below, only titles are drawn
@@ -11,8 +11,8 @@ const INPUTS_UP_TO = 12; // steps, up to which inputs and results are drawn as w
 
 /** The lines in a box: title, operators, then sizes and time. */
 function boxLines(box) {
-  const operators = box.kind === "operator" ? [] : box.operators.slice(0, MOST_OPERATORS);
-  const rest = box.operators.length - MOST_OPERATORS;
+  const operators = box.kind === "operator" ? [] : box.operators.slice(0, MAX_OPERATORS);
+  const rest = box.operators.length - MAX_OPERATORS;
   if (rest > 0 && box.kind !== "operator") operators.push(`and ${rest} more`);
   const facts = [bytesText(box.moved)];
   if (box.seconds !== null) facts.unshift(secondsText(box.seconds));
@@ -60,11 +60,11 @@ function addEnds(plan, graph) {
   const ends = [];
   const add = (k, word, tensors) => {
     if (!tensors.length) return;
-    const lines = tensors.slice(0, MOST_OPERATORS).map(tensor => {
+    const lines = tensors.slice(0, MAX_OPERATORS).map(tensor => {
       const [name, type, bytes] = graph.tensors[tensor];
       return `${word} ${name} ${type} ${bytesText(bytes)}`;
     });
-    if (tensors.length > MOST_OPERATORS) lines.push(`and ${tensors.length - MOST_OPERATORS} more`);
+    if (tensors.length > MAX_OPERATORS) lines.push(`and ${tensors.length - MAX_OPERATORS} more`);
     const key = `${word}${k}`;
     const [from, to] = word === "input" ? [key, String(k)] : [String(k), key];
     plan.setNode(key, { width: Math.max(...lines.map(line => 6.2 * line.length + 18)), height: 14 * lines.length + 8 });

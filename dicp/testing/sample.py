@@ -22,7 +22,7 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 
 HOURS = 8
-MOST_CHANGED = 80
+MAX_CHANGED = 80
 """How many tests are run for what changed: about a minute's work for two processes."""
 FORM = re.compile(r"(?<=[\[-])(static|dynamic)(?=[]-])")
 """The shapes of a test, in its id."""
@@ -109,8 +109,8 @@ def variants(number: int, parts: int) -> tuple[int, int]:
 def _concerned(tests: Sequence[str], number: int, changed: Collection[str]) -> set[str]:
     files = test_files(changed, {file_of(test) for test in tests})
     concerned = sorted((t for t in tests if file_of(t) in files), key=_shuffled)
-    start = number * MOST_CHANGED % max(len(concerned), 1)
-    return set((concerned[start:] + concerned[:start])[:MOST_CHANGED])
+    start = number * MAX_CHANGED % max(len(concerned), 1)
+    return set((concerned[start:] + concerned[:start])[:MAX_CHANGED])
 
 
 def file_of(test: str) -> str:

@@ -22,11 +22,11 @@ EXCEPTIONS = {
     "graphop/rules/shape 2 ** 62": "what PyTorch writes for the end of a slice",
     "loop/ir/kernel _NAME_LENGTH": "characters of a kernel's name",
     "vendor/ascend/codegen 94": "columns of a line of source",
-    "vendor/ascend/rules/attention MOST_HEADS": "what GE's operator takes",
+    "vendor/ascend/rules/attention MAX_HEADS": "what GE's operator takes",
     "vendor/ascend/rules/attention WIDEST_HEAD": "what GE's operator takes",
     "vendor/ascend/semantics/nn 255": "what GE's operator takes",
     "vendor/ascend/semantics/nn 63": "what GE's operator takes",
-    "vendor/maca/facts LEAST_WAVE": "a property of the hardware",
+    "vendor/maca/facts MIN_WAVE": "a property of the hardware",
     "vendor/triton/device 10.0": "where a series for digamma converges",
     "vendor/triton/driver SHARED_WITHOUT_ASKING": "a property of the hardware",
 }

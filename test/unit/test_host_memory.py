@@ -20,7 +20,7 @@ from dicp import Backend
 from dicp.loop.runtime import host_memory
 from dicp.loop.runtime.host_memory import HostMemory
 from dicp.loop.schedule.placement import Buffer
-from dicp.loop.thresholds import LEAST_REUSED
+from dicp.loop.thresholds import MIN_REUSED
 from dicp.target import find_target
 
 SHAPE = 128, 256
@@ -128,7 +128,7 @@ def test_what_is_kept_is_bounded() -> None:
 
 def test_small_and_first_results_are_not_kept() -> None:
     memory = HostMemory()
-    tiny = memory.result(buffer((1, LEAST_REUSED // 4 - 1)))
+    tiny = memory.result(buffer((1, MIN_REUSED // 4 - 1)))
     for _ in range(3):
         tiny()
     memory.result(buffer())()

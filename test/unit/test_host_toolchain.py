@@ -129,7 +129,7 @@ COMPILERS = {
 def test_a_compiler_that_misbehaves(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, library: bytes, name: str
 ) -> None:
-    monkeypatch.setattr(host, "_MOST_OUTPUT", 1 << 16)
+    monkeypatch.setattr(host, "_MAX_OUTPUT", 1 << 16)
     body, reason = COMPILERS[name]
     (tmp_path / "library").write_bytes(library)
     bad = script(tmp_path / "bad", body.replace("$LIBRARY", str(tmp_path / "library")))

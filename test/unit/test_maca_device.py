@@ -30,7 +30,7 @@ from dicp.serialize import evaluate_size
 from dicp.target import find_target
 from dicp.vendor.maca import MacaTarget
 from dicp.vendor.maca.builder import Builder, Plan
-from dicp.vendor.maca.facts import LEAST_WAVE
+from dicp.vendor.maca.facts import MIN_WAVE
 from dicp.vendor.maca.toolchain import driver_api, find_mxcc
 from dicp.vendor.triton import TritonTarget
 
@@ -146,7 +146,7 @@ def test_a_kernel_is_compiled_and_launched_with_addresses_and_sizes(
     library = ctypes.CDLL(str(toolkit / "lib" / "libmcruntime.so"))
     seen = list((ctypes.c_ulong * 8).in_dll(library, "seen"))
     block, warps = step["launch"]["axes"]["x"]["block"], step["launch"]["warps"]
-    assert seen[:5] == [0x1234_5678_9ABC, -(-1000 // block), LEAST_WAVE * warps, 0, 77]
+    assert seen[:5] == [0x1234_5678_9ABC, -(-1000 // block), MIN_WAVE * warps, 0, 77]
     size = evaluate_size(step["symbols"][0], sizes_of(plan))
     assert seen[5:] == [*(0x7F00_0000_1000 + 4096 * slot for slot in step["args"]), size]
 
@@ -213,7 +213,7 @@ def test_a_refused_launch_names_kernel_grid_and_status(
     segment, (step,) = segment_of(plan, toolkit, tmp_path, driver)
     set_result(toolkit, "launch_result", 719)
     blocks = -(-1000 // step["launch"]["axes"]["x"]["block"])
-    shape = f"{blocks} blocks of {LEAST_WAVE * step['launch']['warps']} threads and 0 bytes"
+    shape = f"{blocks} blocks of {MIN_WAVE * step['launch']['warps']} threads and 0 bytes"
     wanted = rf"(?s){step['kernel']}.*mcErrorLaunchFailure \(719\), with {shape}.*aten.relu"
     with pytest.raises(LaunchError, match=wanted):
         segment.run()

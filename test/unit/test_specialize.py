@@ -85,7 +85,7 @@ def test_each_size_has_a_program_of_its_own(tmp_path: Path) -> None:
 def test_programs_of_old_sizes_are_dropped_and_found_on_disk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(executables, "MOST_SIZES", 2)
+    monkeypatch.setattr(executables, "MAX_SIZES", 2)
     compiled = Compiled(lambda x: (x * 2).sum(0), tmp_path)
     with pytest.warns(SpecializationWarning, match="more than 2 values of the sizes s") as warned:
         for size in (4, 5, 6, 4, 6):

@@ -289,7 +289,7 @@ def test_threads_that_run_one_graph_do_not_mix_their_tensors() -> None:
 
 def test_more_sizes_than_are_kept_are_named_once(monkeypatch: pytest.MonkeyPatch) -> None:
     torch._dynamo.reset()
-    monkeypatch.setattr(executables, "MOST_SIZES", 2)
+    monkeypatch.setattr(executables, "MAX_SIZES", 2)
     compiled = torch.compile(
         lambda x: x.softmax(0), backend=Backend("tops", cache=False), dynamic=True
     )

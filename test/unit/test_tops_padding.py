@@ -138,7 +138,7 @@ def test_padded_places_are_kept_apart(name: str, monkeypatch: pytest.MonkeyPatch
 
 
 def test_graphs_of_old_sizes_are_dropped_with_one_warning(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(graphop, "MOST_PADDED", 2)
+    monkeypatch.setattr(graphop, "MAX_PADDED", 2)
     compiled = Compiled(lambda x: torch.relu(x) * 2, monkeypatch)
     with pytest.warns(SpecializationWarning, match="more than 2 values of the sizes s") as warned:
         for n in (20, 21, 22, 23, 22):

@@ -12,7 +12,7 @@ from torch import fx
 from dicp.dtypes import converted
 from dicp.dynamo_bridge.analysis.constants import cast_source, uniform_value
 from dicp.dynamo_bridge.analysis.values import sizes_of, value_of
-from dicp.dynamo_bridge.thresholds import MOST_EVALUATED, MOST_MASK_NODES, MOST_NUMBERS
+from dicp.dynamo_bridge.thresholds import MAX_EVALUATED, MAX_MASK_NODES, MAX_NUMBERS
 from dicp.effects import is_pure
 from dicp.torch_private import HOST, disable_current_modes
 
@@ -126,7 +126,7 @@ def _of_constant(node: fx.Node) -> _Numbers:
     with disable_current_modes():
         value = _constant(node, {})
         found = [] if value is None else torch.unique(value).tolist()
-    return frozenset(map(float, found)) if 0 < len(found) <= MOST_NUMBERS else None
+    return frozenset(map(float, found)) if 0 < len(found) <= MAX_NUMBERS else None
 
 
 _WHOLE = frozenset({torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64})
@@ -180,10 +180,10 @@ def _constant(node: Any, known: dict[fx.Node, torch.Tensor | None]) -> torch.Ten
         return None
     if not isinstance(value, torch.Tensor):
         return None
-    if not all(isinstance(size, int) for size in value.shape) or value.numel() > MOST_EVALUATED:
+    if not all(isinstance(size, int) for size in value.shape) or value.numel() > MAX_EVALUATED:
         return None
     inputs = {source: _constant(source, known) for source in node.all_input_nodes}
-    if any(tensor is None for tensor in inputs.values()) or len(known) > MOST_MASK_NODES:
+    if any(tensor is None for tensor in inputs.values()) or len(known) > MAX_MASK_NODES:
         return None
 
     def on_host(leaf: Any) -> Any:

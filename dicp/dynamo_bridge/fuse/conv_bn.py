@@ -20,7 +20,7 @@ from dicp.dynamo_bridge.analysis.values import value_of
 from dicp.dynamo_bridge.fuse.engine import Pattern, Rewriter
 from dicp.dynamo_bridge.fuse.terms import Match, Number, Term, Var, one_of, op
 from dicp.dynamo_bridge.passes.base import PassContext
-from dicp.dynamo_bridge.thresholds import PAYS_ABOVE
+from dicp.dynamo_bridge.thresholds import MIN_FOLD_RATIO
 from dicp.torch_private import hint_of
 
 aten = torch.ops.aten
@@ -51,7 +51,7 @@ def _applies(match: Match, context: PassContext) -> bool:
     if any(value_of(match[name]) is not None and value_of(match[name]).dtype != x.dtype
            for name in ("gamma", "beta", "mean", "var")):  # fmt: skip
         return False
-    return context.config.freeze or _count(out) >= PAYS_ABOVE * _count(w)
+    return context.config.freeze or _count(out) >= MIN_FOLD_RATIO * _count(w)
 
 
 def _count(value: torch.Tensor) -> int:

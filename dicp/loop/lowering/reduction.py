@@ -15,7 +15,7 @@ from dicp.loop.ir.index import Index, Size, normal, product
 from dicp.loop.lowering.core import Lowering, Value
 from dicp.loop.lowering.pointwise import compare, select
 from dicp.loop.lowering.views import wrap
-from dicp.loop.thresholds import LEAST_SHIFT, MAX_CANCELLED, SAMPLE_STEP
+from dicp.loop.thresholds import MAX_CANCELLED, MIN_SHIFT, SAMPLE_STEP
 from dicp.rules import NoRule, RuleTable
 from dicp.torch_private import floor_division
 
@@ -235,7 +235,7 @@ def moments(
         if first is not None:
             return quotient + rest / size
         # Below that, the correction is the error of its own sum; NaN beside infinities.
-        shifted = compare("ge", rest * (rest / size), squares * (LEAST_SHIFT * eps) ** 2)
+        shifted = compare("ge", rest * (rest / size), squares * (MIN_SHIFT * eps) ** 2)
         return select(shifted, quotient + rest / size, quotient)
 
     def variance(squares: Expr, rest: Expr) -> Expr:

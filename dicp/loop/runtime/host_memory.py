@@ -18,7 +18,7 @@ import torch
 
 from dicp.loop.runtime.device import is_kept, release
 from dicp.loop.schedule.placement import Buffer
-from dicp.loop.thresholds import IDLE_SECONDS, KEPT_SHARE, LEAST_REUSED, MAX_KEPT
+from dicp.loop.thresholds import IDLE_SECONDS, KEPT_SHARE, MAX_KEPT, MIN_REUSED
 from dicp.machine import memory_bytes
 from dicp.torch_private import empty_strided_cpu, reinterpret_tensor, storage_use_count
 
@@ -65,7 +65,7 @@ class HostMemory:
     def result(self, buffer: Buffer) -> Callable[[], torch.Tensor]:
         """A function that allocates `buffer` for each run of one plan."""
         fresh = partial(empty_strided_cpu, buffer.shape, buffer.strides, buffer.dtype)
-        return ReusedResult(self, buffer, fresh) if buffer.nbytes >= LEAST_REUSED else fresh
+        return ReusedResult(self, buffer, fresh) if buffer.nbytes >= MIN_REUSED else fresh
 
     def keep(self, result: ReusedResult, nbytes: int) -> bool:
         """Count `nbytes` more as kept by `result`, unless that exceeds the bound."""
@@ -104,7 +104,7 @@ class ReusedResult:
     caller holds one while the next run allocates another, as in `y = f(x)` in a loop.
     """
 
-    MOST = 2
+    MAX_KEPT = 2
 
     def __init__(
         self, memory: HostMemory, buffer: Buffer, fresh: Callable[[], torch.Tensor]
@@ -125,7 +125,7 @@ class ReusedResult:
         if self._first:
             self._first = False
             return fresh
-        self.release(keep=self.MOST - 1)
+        self.release(keep=self.MAX_KEPT - 1)
         if self.memory.keep(self, self.nbytes):
             self._kept.append(_Kept(fresh))
             fresh = reinterpret_tensor(fresh, *self._layout)

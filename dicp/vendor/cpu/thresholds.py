@@ -26,9 +26,9 @@ reduction loop instead."""
 UNROLL_AND_JAM = 4
 """Rows per unrolled and jammed iteration: column sums load and store their accumulators once for
 all of them, and scans wait for the previous element of their own row only."""
-MOST_UNROLLED = 16
+MAX_PEELED = 16
 """Iterations up to which g++ unrolls an inner loop completely (max-completely-peel-times)."""
-MOST_INTERLEAVED = 4
+MAX_INTERLEAVED = 4
 """Iterations up to which a last loop is unrolled if each of them computes something else: g++
 vectorizes the loop around it with up to four interleaved stores."""
 SUM_LANES = 16

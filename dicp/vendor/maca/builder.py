@@ -8,7 +8,7 @@ from dicp.cache import Cache
 from dicp.config import Config
 from dicp.gpu.build import Binary, Job
 from dicp.gpu.launch import LaunchPlan
-from dicp.vendor.maca.facts import LEAST_WAVE
+from dicp.vendor.maca.facts import MIN_WAVE
 from dicp.vendor.maca.toolchain import defines_of, device_compiler, driver_api
 from dicp.vendor.maca.units import Units
 
@@ -37,7 +37,7 @@ class Builder:
             bodies = {name: job.body for name, job in of_name.items()}
             keys = units.build(bodies, {name: job.origins for name, job in of_name.items()})
             for name, job in of_name.items():
-                warps = job.launch["warps"] * LEAST_WAVE // self.lanes
+                warps = job.launch["warps"] * MIN_WAVE // self.lanes
                 code = units.content(keys[name])
                 found[name, defines] = Binary(code, name, 0, warps, job.blocks())
         return [found[job.name, defines_of(job.variant)] for job in jobs]

@@ -18,13 +18,13 @@ GPU = DeviceFacts(
 """What blocks are chosen for on a C500. The 64 lanes are documented; the other numbers are assumed
 until a chip is measured, and change speed alone."""
 
-LEAST_WAVE = 32
+MIN_WAVE = 32
 """Lanes of the smallest wave that kernels run with; launches count threads in these."""
 
 
 def facts_for(nvidia: int) -> DeviceFacts:
     """The facts by which blocks are chosen; `nvidia`: kernels run on such a GPU (`maca_nvidia`)."""
-    return replace(GPU, lanes=LEAST_WAVE) if nvidia else GPU
+    return replace(GPU, lanes=MIN_WAVE) if nvidia else GPU
 
 
 DTYPES = frozenset(

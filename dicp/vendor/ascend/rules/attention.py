@@ -23,7 +23,7 @@ TRAINING, TRAINING_GRAD = "FlashAttentionScore", "FlashAttentionScoreGrad"
 PROMPT, DECODING = "PromptFlashAttention", "IncreFlashAttention"
 EVERY_TOKEN = 2147483647
 """How far a query sees where nothing limits it."""
-MOST_HEADS, WIDEST_HEAD, HEAD_STEP = 256, 512, 16
+MAX_HEADS, WIDEST_HEAD, HEAD_STEP = 256, 512, 16
 HIGH_PRECISION = 0
 LARGEST = torch.finfo(torch.float32).max
 ABSORBS = {torch.float32: -(2.0**27), torch.float64: -(2.0**56)}
@@ -102,7 +102,7 @@ def are_tiled(q: Value | torch.Tensor, k: Value | torch.Tensor) -> bool:
     heads, groups, width = q.shape[1], k.shape[1], q.shape[3]
     if q.dtype not in REDUCED_FLOATS or not all(isinstance(s, int) for s in (heads, groups, width)):
         return False
-    sizes = heads <= MOST_HEADS and heads % groups == 0 and width <= WIDEST_HEAD
+    sizes = heads <= MAX_HEADS and heads % groups == 0 and width <= WIDEST_HEAD
     return bool(sizes and width % HEAD_STEP == 0)
 
 

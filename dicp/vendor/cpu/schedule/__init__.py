@@ -22,9 +22,9 @@ from dicp.vendor.cpu.schedule.outer_reduction import Outer
 from dicp.vendor.cpu.schedule.pointwise import Pointwise
 from dicp.vendor.cpu.schedule.scatter import Scatter
 from dicp.vendor.cpu.thresholds import (
+    MAX_INTERLEAVED,
+    MAX_PEELED,
     MIN_HIDDEN_STEP,
-    MOST_INTERLEAVED,
-    MOST_UNROLLED,
     STACK_BYTES,
 )
 
@@ -52,7 +52,7 @@ def _unrolled(kernel: Kernel) -> Kernel:
     if kernel.kind != "pointwise" or len(kernel.parallel) < 2:
         return kernel
     *outer, last = kernel.parallel
-    if not isinstance(last.size, int) or not 1 < last.size <= MOST_INTERLEAVED:
+    if not isinstance(last.size, int) or not 1 < last.size <= MAX_INTERLEAVED:
         return kernel
     parts = split(kernel.stmts(), last)
     if len(parts) != last.size:
@@ -106,7 +106,7 @@ def _has_short_masked_rows(kernel: Kernel, form: HostForm) -> bool:
     loads that are executed where a condition holds becomes a copy.
     """
     inner = [*kernel.parallel[1:], *kernel.reduction]
-    short = any(isinstance(loop.size, int) and loop.size <= MOST_UNROLLED for loop in inner)
+    short = any(isinstance(loop.size, int) and loop.size <= MAX_PEELED for loop in inner)
     parts = isinstance(form, Points) and len(form.strips) > 1
     values = (value for expr in kernel.exprs() for value in walk(expr))
     return bool(inner) and (short or parts) and any(isinstance(v, Masked) for v in values)

@@ -7,7 +7,7 @@ from dicp.gpu.threads import LoopedRowThreads
 from dicp.gpu.tiles import numel
 from dicp.loop.ir.index import Size, product
 from dicp.loop.ir.kernel import Kernel, Reduce, Store
-from dicp.vendor.maca.facts import LEAST_WAVE
+from dicp.vendor.maca.facts import MIN_WAVE
 from dicp.vendor.maca.render.reduction import Reduction
 
 
@@ -77,7 +77,7 @@ class LoopedRows(Reduction):
         ]  # fmt: skip
         self._phases()
         joins = [s for s in self.kernel.stmts() if isinstance(s, Reduce)]
-        if len(joins) == 1 and block.group > LEAST_WAVE:
+        if len(joins) == 1 and block.group > MIN_WAVE:
             # The next row's reduction writes what all threads have read by then.
             row.lines.append("  __syncthreads();")
         self.pop(row)

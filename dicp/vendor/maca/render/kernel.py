@@ -8,7 +8,7 @@ from dicp.loop.ir.expr import Ref
 from dicp.loop.ir.kernel import Kernel, kernel_name
 from dicp.loop.program import RenderedKernel
 from dicp.serialize import encode_size
-from dicp.vendor.maca.facts import LEAST_WAVE
+from dicp.vendor.maca.facts import MIN_WAVE
 from dicp.vendor.maca.render.cross_row import LoopedRows
 from dicp.vendor.maca.render.points import Points
 from dicp.vendor.maca.render.pointwise import Crossing, Pointwise
@@ -47,7 +47,7 @@ def render(kernel: Kernel) -> RenderedKernel:
     launch = {
         "grid": list(writer.axes()),
         "axes": {n: {"size": encode_size(s), "block": b} for n, (s, b) in axes.items()},
-        "warps": writer.threads // LEAST_WAVE, "whole": True, "reaches": list(writer.reaches),
+        "warps": writer.threads // MIN_WAVE, "whole": True, "reaches": list(writer.reaches),
     }  # fmt: skip
     return RenderedKernel(
         kernel_name(kernel.origins, body), body, tuple(writer.args), tuple(writer.symbols), kernel,

@@ -13,7 +13,7 @@ from dicp.gpu.tiles import numel
 from dicp.loop.ir.access import Access, is_along, unconditional_reads
 from dicp.loop.ir.index import Size
 from dicp.loop.ir.kernel import Kernel, Phase, Reduce, Scan, ScratchStore, Stmt, Store
-from dicp.vendor.maca.facts import LEAST_WAVE
+from dicp.vendor.maca.facts import MIN_WAVE
 from dicp.vendor.maca.render.points import Points
 
 
@@ -236,7 +236,7 @@ class Reduction(Points):
 
     def _exchange_array(self, ctype: str, name: str) -> str:
         """An array for the exchanges of a reduction or scan."""
-        size = self.threads if self.block.apart else max(1, self.threads // LEAST_WAVE)
+        size = self.threads if self.block.apart else max(1, self.threads // MIN_WAVE)
         return self._shared_array(ctype, name, size)
 
     def _shared_array(self, ctype: str, name: str, size: int) -> str:
