@@ -91,4 +91,4 @@ CELLS: dict[Any, Callable[..., Any]] = {
     aten._thnn_fused_gru_cell.default: gru_cell,
     aten._thnn_fused_gru_cell_backward.default: gru_cell_backward,
 }
-"""Their decompositions, which give the shapes of their results, too."""
+"""Operator -> its decomposition, by which inference also finds the shapes of its results."""

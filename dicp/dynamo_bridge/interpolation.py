@@ -41,12 +41,12 @@ GRADIENTS = {name: getattr(aten, f"{name}_backward").default for name in _MODES.
 FEW_CHANNELS = 16
 """With fewer, eager's results on GPUs are contiguous."""
 FEW_CORNERS = 8
-"""Neighbours of a result that one loop over channels reads, half of it where each is converted;
-more are added up axis by axis."""
+"""Most neighbours of a result that one loop over channels reads, or half as many where each is
+converted; more are added up axis by axis."""
 
 
 def _like_gradient(grad: Tensor, _: Any, input_size: Sequence[Any], *others: Any) -> Tensor:
-    """A tensor with the sizes and strides of a gradient, which PyTorch infers of plain sizes."""
+    """A tensor with a gradient's sizes and strides; PyTorch's own function takes plain sizes."""
     wanted = suggested_format(grad)
     return torch.empty(input_size, dtype=grad.dtype, device=grad.device, memory_format=wanted)
 
@@ -192,8 +192,9 @@ def _weighted(values: Sequence[Tensor], taps: Sequence[Tap], trailing: int) -> T
 def _along_each_axis(
     result: Tensor, axes: Sequence[Sequence[Tap]], wanted: torch.memory_format
 ) -> Tensor:
-    """Along the last axis first, whose neighbours are gathered once for each row of the input; the
-    rows of other axes, and channels that are last, are vectors."""
+    """Interpolated along one axis after the other. Neighbours along the last axis are gathered
+    first, once for each row of the input; along the others, whole rows are added up as vectors (or
+    channels, where these are contiguous)."""
     for dim, taps in reversed(list(enumerate(axes))):
         lead = [None] * (2 + dim)
         values = [aten._unsafe_index(result, [*lead, place]) for place, _ in taps]
@@ -204,8 +205,8 @@ def _along_each_axis(
 def _between_corners(
     input: Tensor, dtype: torch.dtype, axes: Sequence[Sequence[Tap]]
 ) -> Tensor:  # fmt: skip
-    """Along all axes at once: the input's rows are more than the result's, or its vectors are of
-    channels."""
+    """Interpolated along all axes at once: for fewer rows than the input has, and where vectors run
+    along channels."""
     last = len(axes) - 1
     places = [
         [place.reshape(-1, *[1] * (last - dim)) for place, _ in taps]

@@ -1,7 +1,7 @@
-"""Memory formats of results and gradients for which PyTorch's inference says others than eager.
+"""Operators for whose results and gradients PyTorch's inference gives other strides than eager.
 
-Most are mended by their operands: an operator in `LAYOUTS` is called with copies of them for which
-PyTorch's inference gives eager's strides, where these differ from the ones that it was called with.
+Most are corrected at the operands: an operator in `LAYOUTS` is called with copies of its operands,
+in strides for which PyTorch's inference gives the result eager's strides.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ aten = torch.ops.aten
 
 Operands = Sequence[Any]
 Layout = Callable[[OpOverload, Operands], Operands | None]
-"""The operands of an operator, copied to other strides; None where they have these."""
+"""Copies an operator's operands to the strides that it needs; None where they have them."""
 
 
 def with_layout(op: OpOverload, rule: Callable[..., Any] | None) -> Callable[..., Any]:
@@ -69,10 +69,11 @@ def suggested_format(x: Tensor) -> torch.memory_format:
 
 
 def _batch_norm_format(*tensors: Tensor) -> torch.memory_format:
-    """Of a batch norm's result, by its input; of its gradient, by the result's gradient, too.
+    """The memory format of a batch norm's result, from its input; or of its gradient, from the
+    result's gradient and the input.
 
-    (The stride of a single element in the result's gradient is that of the result in eager, and
-    unknown here: PyTorch's inference takes it from the input.)
+    (In eager, a dimension of size 1 of the result's gradient has the result's stride, which is not
+    known here: PyTorch's inference takes it from the input.)
     """
     *grad, x = map(_contiguous_in, tensors)
     suggested = suggested_format(tensors[-1])
@@ -106,7 +107,9 @@ FORMAT_SOURCES: dict[OpOverload, int] = {
 
 
 def in_format_of_input(op: OpOverload, rule: Callable[..., Any] | None) -> Callable[..., Any]:
-    """`rule`, whose result PyTorch's inference takes for contiguous; None leaves it whole."""
+    """`rule`, or the operator itself for None; for an argument in another memory format, the
+    operator on contiguous copies, and a result in that format, as in eager. (PyTorch's inference
+    gives a contiguous result.)"""
     place = FORMAT_SOURCES[op]
 
     def followed(*args: Any, **kwargs: Any) -> Any:
@@ -122,9 +125,8 @@ def in_format_of_input(op: OpOverload, rule: Callable[..., Any] | None) -> Calla
 
 
 def roll_of_slices(rule: Callable[..., Any] | None) -> Callable[..., Any]:
-    """`rule` for `roll`, whose result PyTorch's inference takes for contiguous: of what resembles
-    another format, eager concatenates two slices along one axis after the other, in the format that
-    both resemble."""
+    """`rule` for `roll`. PyTorch's inference gives a contiguous result; eager concatenates two
+    slices along one axis after the other, which keeps the memory format of the operand."""
 
     def rolled(x: Tensor, shifts: Any, dims: Any = ()) -> Any:
         plain = suggested_format(x) == torch.contiguous_format or x.device.type != HOST
@@ -165,7 +167,7 @@ STRIDE_SOURCES: dict[OpOverload, int] = {
 
 
 def with_strides_of_input(op: OpOverload, rule: Callable[..., Any]) -> Callable[..., Any]:
-    """`rule`, whose result has the strides of whichever operand it computes with first."""
+    """`rule`, and a copy of its result in the argument's strides where they differ."""
     place = STRIDE_SOURCES[op]
 
     def strided(*args: Any, **kwargs: Any) -> Any:
@@ -249,7 +251,7 @@ orders the strides: an expanded operand is contiguous then."""
 
 
 def _broadcast_by_operator(op: OpOverload, args: Operands) -> Operands | None:
-    """The operands, of which expanded dimensions are left to the operator's own broadcast."""
+    """The operands before they were expanded, where the operator broadcasts them as well."""
     x, y = args[:2]
     if not (isinstance(x, Tensor) and isinstance(y, Tensor)):
         return None
@@ -258,7 +260,7 @@ def _broadcast_by_operator(op: OpOverload, args: Operands) -> Operands | None:
 
 
 def _without_repetition(x: Tensor, other: Tensor) -> Tensor:
-    """One of the elements that an expanded dimension repeats, where `other` has all of them."""
+    """`x` with size 1 in its expanded dimensions (of stride 0), where `other` is not expanded."""
     if x.dtype not in REDUCED_FLOATS or torch.result_type(x, other) != x.dtype:
         return x  # an operand of another dtype than the result is converted in eager, too
     if x.layout != torch.strided or other.layout != torch.strided:

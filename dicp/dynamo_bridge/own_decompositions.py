@@ -28,11 +28,11 @@ aten = torch.ops.aten
 def _copy_of(view: OpOverload) -> Callable[..., Any]:
     """The decomposition of a view's copying form: the view, cloned to contiguous memory."""
 
-    def fresh(part: Any) -> Any:
+    def copied(part: Any) -> Any:
         return part.clone(memory_format=torch.contiguous_format)
 
     def rule(*args: Any, **kwargs: Any) -> Any:
-        return pytree.tree_map(fresh, view(*args, **kwargs))
+        return pytree.tree_map(copied, view(*args, **kwargs))
 
     return rule
 
@@ -93,10 +93,10 @@ SCATTERS: dict[Any, Callable[..., Any]] = {
 
 
 def ldexp(x: Tensor, exponent: Tensor) -> Any:
-    """A product with the power, as in eager for an integer or a fraction of powers.
+    """x * 2^exponent as a product, as eager computes it for an integer `x` or a float exponent.
 
-    PyTorch's own decomposition takes that for a float and an integer exponent, too, where eager
-    scales: the power alone may overflow or vanish.
+    For a float and an integer exponent eager changes the exponent of `x`, since the power alone may
+    overflow or vanish. PyTorch's own decomposition multiplies there, too.
     """
     if x.is_floating_point() and not exponent.is_floating_point():
         return NotImplemented
@@ -105,14 +105,14 @@ def ldexp(x: Tensor, exponent: Tensor) -> Any:
 
 
 def _raises_number(x: Tensor) -> bool:
-    """Whether the power that eager's `ldexp` of `x` takes is that of a number, which is contiguous,
-    in place of that of a tensor without dimensions."""
+    """Whether eager's `ldexp` of `x` computes its power from the number 2, which makes the power
+    contiguous, rather than from a tensor without dimensions."""
     return x.dtype == torch.float32 or not (x.is_floating_point() or x.is_complex())
 
 
 def ldexp_of_number(x: Tensor, exponent: Tensor) -> Any:
-    """`ldexp` where eager raises a number, for targets that have the operator: PyTorch's inference
-    never does, and gives its power other strides and dtypes."""
+    """`ldexp` where eager computes the power from a number; of targets that have the operator, too:
+    PyTorch's inference does not, and gives the power other strides and dtypes."""
     return ldexp(x, exponent) if _raises_number(x) else NotImplemented
 
 
@@ -155,14 +155,14 @@ def _attention(
         scores = torch.where(attn_mask, scores, -math.inf)
     elif attn_mask is not None:
         scores = scores + attn_mask
-    top = scores.amax(-1, keepdim=True)
-    top = torch.where(top == -math.inf, 0.0, top)  # of a row without any key
-    weights = (scores - top).exp()
-    total = weights.sum(-1, keepdim=True)
-    out = torch.where(total == 0, 0.0, weights / total).to(value.dtype) @ value
+    row_max = scores.amax(-1, keepdim=True)
+    row_max = torch.where(row_max == -math.inf, 0.0, row_max)  # of a row without any key
+    exp_scores = (scores - row_max).exp()
+    total = exp_scores.sum(-1, keepdim=True)
+    out = torch.where(total == 0, 0.0, exp_scores / total).to(value.dtype) @ value
     if query.transpose(1, 2).is_contiguous():
         out = _transposed(out)
-    return out, _transposed((total.log() + top).squeeze(-1))
+    return out, _transposed((total.log() + row_max).squeeze(-1))
 
 
 def _transposed(x: Tensor) -> Tensor:
@@ -321,7 +321,7 @@ def unless_of_one_row(rule: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def no_dropout(input: Tensor, p: float, train: bool | None = True) -> Any:
-    """`native_dropout` that drops nothing, whose result PyTorch's inference takes for its input."""
+    """`native_dropout` that drops nothing: a copy, where PyTorch's inference returns the input."""
     if train is not False and not (isinstance(p, (int, float)) and p == 0):
         return NotImplemented
     return input.clone(), torch.ones_like(input, dtype=torch.bool)
@@ -347,7 +347,7 @@ NUMBER_OPERANDS = frozenset({
 
 
 def with_converted_number(rule: Callable[..., Any]) -> Callable[..., Any]:
-    """`rule` of a tensor and a number, which is infinite where it is beyond the tensor's dtype."""
+    """`rule` of a tensor and a number; one beyond the range of the tensor's dtype is infinite."""
 
     def converted(*operands: Any) -> Any:
         dtype = torch.result_type(*(x for x in operands if isinstance(x, Tensor)), 1.0)
@@ -441,4 +441,4 @@ OWN: dict[Any, Callable[..., Any]] = {
     ATTENTION_FORWARD: _attention,
 }
 """Decompositions that PyTorch lacks or that replace its own. Copying forms of views have no
-lowering rules: a rule could only forget that the copy shares no memory with its source."""
+lowering rules of their own: no rule can then return a view in place of the copy."""

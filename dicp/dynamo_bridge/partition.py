@@ -1,8 +1,8 @@
 """Graphs with sizes and numbers known only at run time: nodes that depend on them run eagerly.
 
 Every node has a level. The compiled nodes of a level become one region, which runs before the eager
-nodes of that level. A node has the lowest level that its operands allow. Each of several results
-is taken where they are computed.
+nodes of that level. A node has the lowest level that its operands allow. An item of several
+results (a `getitem`) belongs to the part that computes them.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ Counts are elements unless it says otherwise. None depends on a machine.
 from __future__ import annotations
 
 MIN_FOLD_RATIO = 4
-"""How many times larger than the weight an activation is from which folding a batch norm into the
+"""Fewest elements of the activation for each of the weight for which folding a batch norm into the
 weight saves traffic; frozen parameters are folded once, always."""
 FEW_ROWS = 4
 """Queries of attention below which its probabilities are saved for backward: they are small beside
@@ -18,11 +18,12 @@ MAX_MASK_NODES = 64
 MAX_NUMBERS = 8
 """Most distinct numbers of a constant mask that is analyzed."""
 MAX_SIZES = 64
-"""How many sets of sizes keep their programs; the least recently used program is dropped."""
+"""Most sets of sizes whose programs are kept; the least recently used program is dropped."""
 MAX_VARIANTS = 8
-"""Results kept for one graph in the cache, told apart by their guards on sizes."""
+"""Most results in the cache for one graph, which differ in their guards on sizes."""
 MANY_CORE_RULES = 100
-"""Core operators with rules from which on decompositions of others end in operators with rules."""
+"""A target with rules for more core operators than this has rules for whatever others decompose
+into; for a target with fewer, each decomposition is tried."""
 LARGEST_SCALE = 2.0**16
 """The factor or divisor of attention's scores is below this number and above its inverse."""
 MAX_TIMED_RUNS, MIN_TIMED_RUNS, TIMED_SECONDS = 20, 3, 2.0

@@ -14,22 +14,26 @@ MAX_UNROLLED = 32
 MAX_ARGMAX = 128
 """Most window points of a maximum, which is always unrolled: its index needs them in order."""
 MAX_CHAIN = 8
-"""Points of a row that a maximum compares one after the other, and no more: a tree of 5 takes 1.4
-times as long, and a chain as long as a window may be exceeds the recursion limit."""
+"""Most points of a row that a maximum compares one after the other; chains of this length are then
+compared in a tree. A tree alone takes 1.4 times as long for 5 points, and a chain over a whole
+window may exceed the recursion limit."""
 MAX_CONCATENATED = 128
 """The most tensors concatenated in one kernel: each adds a nested select for every element."""
 
 MAX_CANCELLED = 2.0**-6
-"""The largest share of a sum of squares that may be taken for its rounding errors."""
+"""The largest share of a sum of squares that counts as its rounding error."""
 MIN_SHIFT = 4.0
-"""The smallest error of a mean that is corrected, in rounding errors of the standard deviation."""
+"""The smallest error of a mean that is corrected, as a multiple of the standard deviation times
+the rounding error of the dtype."""
 SAMPLE_STEP = 13
-"""Every how many elements one is in the sample that estimates a mean; the usual widths of images
-are no multiples of it, so that all columns are sampled. The square of the estimate's error is at
-most SAMPLE_STEP - 1 variances: what is left of the squares about it is more than MAX_CANCELLED."""
+"""A mean is estimated from every SAMPLE_STEP-th element. The usual widths of images are no
+multiples of it, so that elements of all columns are in the sample. The square of the estimate's
+error is at most SAMPLE_STEP - 1 variances, so that the variance, computed from deviations from the
+estimate, is more than MAX_CANCELLED of their squares."""
 FEW_CHANNELS = 64
-"""Channels of a group from which group normalization of channels-last images adds them up row by
-row. Sums of each channel first take 0.19 to 0.72 of the time for 4 to 40 channels, 1.2 for 80."""
+"""Fewest channels of a group for which group normalization of channels-last images adds up rows of
+channels. With fewer, sums of each channel are computed first: that takes 0.19 to 0.72 of the time
+for 4 to 40 channels, and 1.2 for 80."""
 MIN_SCATTER_RATIO = 4
 """Elements of a 16-bit tensor per element scattered into it above which only the slices, not the
 tensor, are copied to float32: 0.25 of the time for 512 rows scattered into 50000x64."""
@@ -77,8 +81,9 @@ MAX_RANGES = 8
 """Most parts into which a loop is split where conditions on its variable change: each is a copy
 of the loop's text."""
 MIN_CROSSED = 16
-"""Fewest elements, in both directions, for which a reduction leaves results that lie across the
-memory that it loads to a kernel of their own, which transposes squares of this extent."""
+"""Fewest elements, along both loops, for which a reduction does not store results that are
+transposed relative to the memory that it loads: a kernel of their own transposes tiles of this
+extent."""
 MAX_REFS = 48
 """Most tensors that one kernel reads and writes: each takes a register for its address."""
 MAX_MEMBERS = 96
@@ -103,7 +108,8 @@ MAX_KEPT = 64 << 20
 """Most bytes of workspace kept between runs: allocating that much takes some milliseconds."""
 MIN_REUSED = 1 << 16
 """Fewest bytes of a result whose memory is reused: smaller ones come from the lists of the C
-library, which stay mapped. To find that nothing holds it takes about as long as to allocate."""
+library, which stay mapped, and allocating those takes about as long as finding out that no
+tensor holds the memory."""
 KEPT_SHARE = 16
 """Divides the machine's memory: the most that results keep between runs."""
 IDLE_SECONDS = 10.0

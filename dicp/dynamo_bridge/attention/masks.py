@@ -1,9 +1,11 @@
 """Simpler attention masks, for the fused operator and for its gradient.
 
-A constant mask that hides the keys after each query, and no others, becomes the operator's own
-causal flag, beside which the mask stays where the operator then adds it to NaN and infinite scores.
-The backward graph rematerializes a mask that booleans select (0 or -inf): forward
-saves the booleans, which are smaller and which a target's fused gradient can read.
+A constant mask that hides exactly the keys after each query becomes the operator's causal flag.
+The mask stays beside the flag where the target gives masks their effect on NaN and infinite scores
+(`FusedAttention.exact_masks`).
+
+The backward graph rematerializes a mask that booleans select (0 or -inf): forward saves the
+booleans, which are smaller and which a target's fused gradient can read.
 """
 
 from __future__ import annotations

@@ -118,7 +118,7 @@ class Var:
 
 
 class _Computed:
-    """An atom that other values make."""
+    """An atom that is computed from other indices or expressions."""
 
     __slots__ = ()
 

@@ -117,8 +117,8 @@ class Partition:
 
 @dataclass(frozen=True)
 class Variant:
-    """A form of an operator that is right for what its operands or results are, and cheaper, or
-    compiled as it is written."""
+    """A form of an operator that its operands or the use of its result allow: a cheaper one, or one
+    that the compiler leaves as it is written."""
 
     name: str
     """The row of the language's table of variants."""

@@ -93,9 +93,9 @@ def average_backward(
 
 
 def _by_overlap(windows: Sequence[AnyWindow]) -> list[list[int]]:
-    """The axes, last first, in groups with one axis whose windows overlap: elements of the others
-    lie in one window, and of overlapping ones along two axes each sum would be computed again for
-    every element of the other axis."""
+    """The axes, last first, in groups that are summed together, each with one axis at most whose
+    windows overlap: with two, the sums along one of them would be computed again for every element
+    along the other."""
     groups: list[list[int]] = [[]]
     overlaps = 0
     for axis in reversed(range(len(windows))):
@@ -111,7 +111,8 @@ def _spread(
     lw: Lowering, shape: Sequence[Size], dtype: torch.dtype, windows: Mapping[int, AnyWindow],
     share: Callable[[Sequence[Index]], Expr],
 ) -> Value:  # fmt: skip
-    """For each element along the axes of `windows`, the sum of the shares of those around it."""
+    """For each element along the axes of `windows`, the sum of what the windows that contain it
+    contribute (`share`, by the position of the window)."""
 
     def term(idx: tuple[Index, ...], j: tuple[Index, ...]) -> Expr:
         at, tests = list(idx), []

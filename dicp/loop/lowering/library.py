@@ -1,4 +1,4 @@
-"""Operators lowered to PyTorch library calls: matrix products, convolution, attention, sorting.
+"""Operators lowered to PyTorch library calls: products, convolution, attention, sorting, sampling.
 
 Out-variants are called where they exist, so that results are written into the planned workspace.
 """
@@ -60,6 +60,20 @@ for _op in (
     aten.histc.default, aten.fractional_max_pool2d.default, aten.fractional_max_pool3d.default,
     aten.fractional_max_pool2d_backward.default, aten.fractional_max_pool3d_backward.default,
     aten._ctc_loss.default, aten._ctc_loss_backward.default,
+    aten.sort.default, aten.sort.stable, aten.topk.default, aten.kthvalue.default,
+    aten.median.default, aten.median.dim, aten.nanmedian.default, aten.nanmedian.dim,
+    aten.mode.default, aten.cummax.default, aten.cummin.default, aten.logcumsumexp.default,
+    aten.searchsorted.Tensor, aten.searchsorted.Scalar,
+    aten.bucketize.Tensor, aten.bucketize.Scalar,
+    aten.upsample_bicubic2d.default,
+    aten.upsample_nearest1d_backward.default, aten.upsample_nearest2d_backward.default,
+    aten.upsample_nearest3d_backward.default, aten._upsample_nearest_exact1d_backward.default,
+    aten._upsample_nearest_exact2d_backward.default,
+    aten._upsample_nearest_exact3d_backward.default,
+    aten._upsample_bilinear2d_aa.default, aten._upsample_bilinear2d_aa_backward.default,
+    aten._upsample_bicubic2d_aa.default, aten._upsample_bicubic2d_aa_backward.default,
+    aten.grid_sampler_2d.default, aten.grid_sampler_2d_backward.default,
+    aten.grid_sampler_3d.default, aten.grid_sampler_3d_backward.default,
 ):  # fmt: skip
     LIBRARY.add(_op, library_rule(_op), "library")
 

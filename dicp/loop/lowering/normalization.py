@@ -48,8 +48,8 @@ def _scale_shift(
 
 
 def _mean_of(x: Value, axes: Sequence[int], saved: Value) -> Value:
-    """The saved mean, or `x` where that is its own mean: the saved one is rounded to a 16-bit
-    float, while `x`, rematerialized in backward, may not be, or by other steps."""
+    """The saved mean, or `x` itself for means of one element: the saved one is rounded to a 16-bit
+    float, while `x`, if backward rematerializes it, may be unrounded or rounded otherwise."""
     return x if count_of(x, axes) == 1 else saved
 
 

@@ -1,9 +1,8 @@
-"""Reflection and replication padding, and interpolation.
+"""Reflection and replication padding, and their gradients.
 
-Padding reads each element where it is mirrored or repeated: loops are split where that changes, so
-rows are copied. Its gradient adds up the places of each element where they are few, else it is a
-generated scatter-add. Linear and nearest-neighbour interpolation are decomposed, and their
-gradients are library calls.
+Padding reads mirrored or repeated coordinates; loops are split where these change direction, so
+that rows are copied as vectors. The gradient adds up the padded elements that read each input
+element where these are few, else it is a scatter-add.
 """
 
 from __future__ import annotations
@@ -24,7 +23,6 @@ from dicp.loop.ir.index import Index, Size, normal
 from dicp.loop.lowering.core import Lowering, Value
 from dicp.loop.lowering.indexing import proven
 from dicp.loop.lowering.layout import as_size, sizes_of
-from dicp.loop.lowering.library import library_rule
 from dicp.loop.lowering.pointwise import all_of, compare
 from dicp.loop.lowering.scatter import scattered
 from dicp.loop.lowering.windows import guarded
@@ -32,7 +30,7 @@ from dicp.loop.thresholds import MAX_UNROLLED
 from dicp.rules import RuleTable
 
 aten = torch.ops.aten
-UPSAMPLE = RuleTable()
+PADDING = RuleTable()
 
 
 Fold = Callable[[Index, Index], Expr]
@@ -147,18 +145,6 @@ for _fold, _places, _forward, _backward in (
       aten.replication_pad3d_backward)),
 ):  # fmt: skip
     for _op in _forward:
-        UPSAMPLE.add(_op.default, _pad(_fold))
+        PADDING.add(_op.default, _pad(_fold))
     for _op in _backward:
-        UPSAMPLE.add(_op.default, _pad_backward(_fold, _places))
-
-for _op in (
-    aten.upsample_bicubic2d,
-    aten.upsample_nearest1d_backward, aten.upsample_nearest2d_backward,
-    aten.upsample_nearest3d_backward, aten._upsample_nearest_exact1d_backward,
-    aten._upsample_nearest_exact2d_backward, aten._upsample_nearest_exact3d_backward,
-    aten._upsample_bilinear2d_aa, aten._upsample_bilinear2d_aa_backward,
-    aten._upsample_bicubic2d_aa, aten._upsample_bicubic2d_aa_backward,
-    aten.grid_sampler_2d, aten.grid_sampler_2d_backward, aten.grid_sampler_3d,
-    aten.grid_sampler_3d_backward,
-):  # fmt: skip
-    UPSAMPLE.add(_op.default, library_rule(_op.default), "library")
+        PADDING.add(_op.default, _pad_backward(_fold, _places))

@@ -112,8 +112,8 @@ def only_sums(group: Group) -> bool:
 
 
 def equally_partitioned(group: Group, partitions: Mapping[Ref, int]) -> bool:
-    """Whether all of a group's own reductions have their rows in equally many parts, or none:
-    a kernel whose rows are partitioned computes nothing else of all rows."""
+    """Whether all reductions of a group partition their rows into the same number of parts, or none
+    does: a kernel whose rows are partitioned has no other result that depends on all rows."""
     own = [n for n in group.computes() if n.kind != "pointwise" and n not in group.cross_row]
     counts = {partitions.get(n.out, 0) for n in own}
     return counts <= {0} or (len(counts) == 1 and not group.rows_only)

@@ -175,8 +175,9 @@ def stores_across(group: Group, node: Compute) -> bool:
 
 
 def lies_across(group: Group, place: Index, outer: bool) -> bool:
-    """Whether memory is contiguous along other loops of a reduction than those which run along it:
-    these step over lines, into ever the same sets of a cache if the step is a power of two."""
+    """Whether accessed memory is contiguous along other loops than a reduction's innermost ones:
+    these then read one element per cache line, and lines of the same set of the cache if their
+    stride is a power of two. `outer`: whether the group is an outer reduction."""
     assert group.axes is not None
     steps = {place.coefficient(v): v for v in place.variables()}
     last = [v for v in steps.values() if (v.position in group.axes) != outer]

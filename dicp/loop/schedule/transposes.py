@@ -1,8 +1,8 @@
 """Copies of the operands that lie across the loops of a reduction, transposed.
 
 In: a group. Out: the copies that run before it, from which it then loads. A pointwise kernel
-transposes tiles; a reduction reads a row of such an operand from as many cache lines as it has
-elements, and these fall into one set of the cache where the step is a power of two.
+transposes such an operand tile by tile. The reduction itself would read one element per cache line,
+and lines of the same set of the cache where the stride is a power of two.
 """
 
 from __future__ import annotations
