@@ -9,12 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
-from pathlib import Path
 
 import torch
 
 from dicp.codegen.emitter import Emitter
-from dicp.codegen.spelling import SCALAR_HEADER
+from dicp.codegen.spelling import SCALAR_HEADER, header_text
 from dicp.codegen.types import STORAGE_TYPE, VALUE_TYPE
 from dicp.codegen.values import local, margin
 from dicp.loop.ir.index import Var, indirect_exprs, product
@@ -120,7 +119,7 @@ def _may_collide(store: Store) -> bool:
 @lru_cache(maxsize=1)
 def headers() -> dict[str, str]:
     """The files that a kernel's source includes, by name."""
-    return {SCALAR_HEADER: Path(__file__).with_name(SCALAR_HEADER).read_text()}
+    return {SCALAR_HEADER: header_text()}
 
 
 FLOATS = frozenset({torch.float32, torch.float64, torch.bfloat16, torch.float16})

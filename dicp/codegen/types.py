@@ -62,23 +62,20 @@ REAL_SIZES = {
 """C++ of functions in sizes computed in floating point, such as a length times a scale factor."""
 
 
-_SPELLED = frozenset(
-    {*REAL_SIZES, "Add", "Mul", "FloorDiv", "CleanDiv", "Mod", "PythonMod", "ModularIndexing",
-     "Max", "Min"}
-)  # fmt: skip
-
-
 def has_spelling(size: sympy.Expr) -> bool:
     """Whether `size_text` can write this size."""
-    if size.is_Integer or size.is_Symbol or size.is_Float:
-        return True
-    kind = type(size).__name__
-    power = kind in ("Pow", "PowByNatural") and size.args[1].is_Integer and size.args[1] > 0
-    return (power or kind in _SPELLED) and all(map(has_spelling, size.args))
+    try:
+        size_text(size)
+    except NotImplementedError:
+        return False
+    return True
 
 
 def size_text(size: sympy.Expr) -> str:
-    """C++ of a symbolic size, which divides and rounds as Python does."""
+    """C++ of a symbolic size, which divides and rounds as Python does.
+
+    Raises NotImplementedError for a function that C++ does not have.
+    """
     if size.is_Integer or size.is_Symbol:
         return str(size)
     if size.is_Float:
@@ -117,10 +114,8 @@ def literal(value: float | int | bool, dtype: torch.dtype) -> str:
             return f"d_nan{suffix}"
         if math.isinf(number):
             return f"({'-' if number < 0 else ''}d_inf{suffix})"
-        text = shortest(number, dtype)
-        return (
-            f"{text}{suffix}" if number >= 0 and not text.startswith("-") else f"({text}{suffix})"
-        )
+        text = f"{shortest(number, dtype)}{suffix}"
+        return f"({text})" if text.startswith("-") else text
     whole = int(value)
     if whole == -(2**63):
         return "INT64_MIN"

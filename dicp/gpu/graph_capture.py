@@ -66,7 +66,7 @@ def capture_obstacle(program: Mapping[str, Any]) -> str:
         if step["kind"] == "eager" and not call.startswith(CAPTURABLE):
             return f"{name} runs eagerly"
         if call.startswith(CAPTURABLE) and _dropout_p(step):
-            return f"{name} drops probabilities, its random state on the host but in a capture"
+            return f"{name} applies dropout: its random state is on the device only in a capture"
     return ""
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -19,7 +19,7 @@ from dicp.errors import LaunchError
 from dicp.gpu.build import Binary, Builder, Driver, Job, Variant
 from dicp.gpu.index_width import needs_wide
 from dicp.gpu.thresholds import MAX_KEPT
-from dicp.loop.runtime.device import fresh_result, is_kept, release
+from dicp.loop.runtime.device import fresh_result, is_kept, release, reused
 from dicp.loop.schedule.placement import Buffer
 from dicp.serialize import evaluate_size
 
@@ -164,6 +164,18 @@ class Device:
         return torch_private.current_stream(self.index)
 
 
+class PreparedLaunch(NamedTuple):
+    """What a launch needs but the stream."""
+
+    function: int
+    programs: int
+    threads: int
+    shared: int
+    """Bytes of dynamic shared memory."""
+    parameters: Any
+    """The array of the arguments' addresses."""
+
+
 class DeviceSegment:
     """Consecutive kernels on one stream; prepares launches once per set of misaligned buffers."""
 
@@ -186,7 +198,7 @@ class DeviceSegment:
         self.addresses = np.ctypeslib.as_array(
             ctypes.cast(table, ctypes.POINTER(ctypes.c_uint64)), (len(table),)
         )
-        self._prepared: dict[frozenset[int], list[tuple[Any, ...]]] = {}
+        self._prepared: dict[frozenset[int], list[PreparedLaunch]] = {}
         self._keep: list[Any] = []
 
     def run(self) -> int:
@@ -197,7 +209,7 @@ class DeviceSegment:
         self._launch(self._ready()[position : position + 1])
         return 0
 
-    def _ready(self) -> list[tuple[Any, ...]]:
+    def _ready(self) -> list[PreparedLaunch]:
         low = self.addresses[self.external] & (ALIGNMENT - 1)
         misaligned = frozenset(self.external[low != 0].tolist()) if low.any() else frozenset()
         found = self._prepared.get(misaligned)
@@ -205,7 +217,7 @@ class DeviceSegment:
             found = self._prepared[misaligned] = self._prepare(misaligned)
         return found
 
-    def _launch(self, launches: Sequence[tuple[Any, ...]]) -> None:
+    def _launch(self, launches: Sequence[PreparedLaunch]) -> None:
         module, driver = self.device.module, self.device.driver
         if module.current_device() != self.device.index:
             with module.device(self.device.index):
@@ -222,7 +234,7 @@ class DeviceSegment:
                 driver.enter(self.device.index)
                 result = launch(function, *rest)
             if result:
-                position = next(k for k, x in enumerate(launches) if x[4] is parameters)
+                position = next(k for k, x in enumerate(launches) if x.parameters is parameters)
                 step = self.steps[position]
                 reason = (
                     f"{driver.describe(result)}, with {programs} blocks of {threads} threads and "
@@ -232,7 +244,7 @@ class DeviceSegment:
                     driver.target, step["kernel"], reason, tuple(map(str, step["origins"]))
                 )
 
-    def _prepare(self, misaligned: frozenset[int]) -> list[tuple[Any, ...]]:
+    def _prepare(self, misaligned: frozenset[int]) -> list[PreparedLaunch]:
         plan = self.device.plan
         jobs = [plan.job(s, plan.variant(s, self.symbols, misaligned)) for s in self.steps]
         binaries = self.device.builder.build(jobs)
@@ -242,7 +254,7 @@ class DeviceSegment:
                 for step, job, binary in zip(self.steps, jobs, binaries, strict=True)
             ]
 
-    def _bound(self, step: Mapping[str, Any], job: Job, binary: Binary) -> tuple[Any, ...]:
+    def _bound(self, step: Mapping[str, Any], job: Job, binary: Binary) -> PreparedLaunch:
         width = ctypes.c_int64 if job.variant.wide else ctypes.c_int32
         sizes = [width(evaluate_size(s, self.symbols)) for s in step["symbols"]]
         self._keep.append(sizes)
@@ -257,7 +269,7 @@ class DeviceSegment:
             programs *= -(-size // binary.blocks[name])
         function = self.device.function(binary)
         threads = self.device.driver.lanes * binary.warps
-        return function, programs, threads, binary.shared, parameters
+        return PreparedLaunch(function, programs, threads, binary.shared, parameters)
 
 
 def index_of(device: torch.device) -> int:
@@ -284,18 +296,10 @@ class StreamPool:
         return self._free.setdefault(stream, [])
 
     def take(self, size: int) -> torch.Tensor:
-        if torch_private.capturing():
-            return _fresh(size, self.device)
-        blocks = self._blocks()
-        for k in range(len(blocks) - 1, -1, -1):
-            try:
-                block = blocks.pop(k)
-            except IndexError:  # another thread was first
-                continue
-            if block.numel() >= size:
-                return block
-            release(block)  # the larger one also serves requests of this size
-        return _fresh(size, self.device)
+        block = None if torch_private.capturing() else reused(self._blocks(), size)
+        if block is None:
+            block = torch.empty(size + 64, dtype=torch.uint8, device=self.device)
+        return block
 
     def give(self, block: torch.Tensor) -> None:
         if torch_private.capturing():
@@ -308,7 +312,3 @@ class StreamPool:
 
     def result(self, buffer: Buffer) -> Callable[[], torch.Tensor]:
         return fresh_result(buffer, self.device)
-
-
-def _fresh(size: int, device: torch.device) -> torch.Tensor:
-    return torch.empty(size + 64, dtype=torch.uint8, device=device)

@@ -17,6 +17,7 @@ from dicp.loop.ir.expr import Const, Expr, Named, is_const
 from dicp.loop.ir.index import indirect_exprs
 from dicp.loop.ir.kernel import Kernel, Reduce, ScratchStore, Stmt, Store, Variant
 from dicp.loop.ir.ops import float32
+from dicp.loop.schedule.form import is_distance_below
 
 FLOAT32 = frozenset({torch.float32, *REDUCED_FLOATS})
 """The dtypes that are computed in float32."""
@@ -89,12 +90,7 @@ class _Chooser:
 
     def _is_below_max(self, moved: Expr) -> bool:
         """Whether `moved` is x - max(x)."""
-        if moved.op != "sub" or not isinstance(moved.args[1], Named):
-            return False
-        value, row_max = moved.args[0], moved.args[1].name
-        return any(
-            s.value is value for s in self.accumulates if s.name == row_max and s.op == "max"
-        )
+        return any(is_distance_below(moved, s) for s in self.accumulates)
 
 
 def _is_over_above_one(expr: Expr) -> bool:

@@ -17,7 +17,7 @@ import torch
 
 from dicp.gpu.precision import variants
 from dicp.gpu.random_groups import limited_stores, words
-from dicp.gpu.thresholds import LEAST, TILE_GROUP
+from dicp.gpu.thresholds import MIN_TILE_SIDE, TILE_GROUP
 from dicp.gpu.tiling import Tiling
 from dicp.loop.ir import expr as ir
 from dicp.loop.ir.expr import Expr, Named, Read, Ref, Rewriter
@@ -104,7 +104,7 @@ class ProductTile(Form):
     """Stores, and the most adjacent elements of one that a thread may store at once."""
     group: int = TILE_GROUP
     """Rows of tiles that consecutive programs cover together."""
-    least: int = LEAST
+    least: int = MIN_TILE_SIDE
     """The smallest side of a tile."""
 
 

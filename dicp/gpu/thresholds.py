@@ -129,7 +129,7 @@ TILINGS = (
 """Rows, columns and depth of the tiles that the autotuner tries, pipeline stages, warps: from tiles
 for large products that fill the chip to those for few rows and great depth."""
 
-LEAST = 16
+MIN_TILE_SIDE = 16
 """The smallest side of a tile that the matrix units accept."""
 TILE_GROUP = 8
 """Rows of tiles of a product that consecutive programs cover together, so that the cache holds the

@@ -8,7 +8,7 @@ from itertools import starmap
 
 import torch
 
-from dicp.gpu.thresholds import ENOUGH_TILES, LEAST, MIN_STEPS, PARTS, TILINGS
+from dicp.gpu.thresholds import ENOUGH_TILES, MIN_STEPS, MIN_TILE_SIDE, PARTS, TILINGS
 from dicp.gpu.tiles import extent, power_of_two
 from dicp.loop.ir.index import Size
 
@@ -48,7 +48,7 @@ def _in_parts(tiling: Tiling, shape: tuple[Size, ...]) -> Iterator[Tiling]:
 
 
 def _fitted(rows: Size, columns: Size, depth: Size, dtype: torch.dtype) -> Iterator[Tiling]:
-    most = [max(LEAST, power_of_two(extent(s))) for s in (rows, columns, depth)]
+    most = [max(MIN_TILE_SIDE, power_of_two(extent(s))) for s in (rows, columns, depth)]
     for tiling in starmap(Tiling, TILINGS):
         if tiling.y > 2 * most[0] or tiling.x > 2 * most[1]:
             continue

@@ -134,6 +134,20 @@ def is_kept(block: torch.Tensor, beside: Sequence[torch.Tensor], most: int, boun
     return len(beside) < most and block.numel() + sum(b.numel() for b in beside) <= bound
 
 
+def reused(kept: list[torch.Tensor], size: int) -> torch.Tensor | None:
+    """A workspace of at least `size` bytes taken from `kept`, if there is one; smaller ones that
+    come before it are released, since it also serves requests of their size."""
+    for k in range(len(kept) - 1, -1, -1):
+        try:
+            block = kept.pop(k)
+        except IndexError:  # another thread was first
+            continue
+        if block.numel() >= size:
+            return block
+        release(block)
+    return None
+
+
 def release(block: torch.Tensor) -> None:
     """Free a workspace's memory at once: plans for other sizes hold views that would keep it alive
     until they run again."""

@@ -16,7 +16,7 @@ from functools import partial
 
 import torch
 
-from dicp.loop.runtime.device import is_kept, release
+from dicp.loop.runtime.device import is_kept, release, reused
 from dicp.loop.schedule.placement import Buffer
 from dicp.loop.thresholds import IDLE_SECONDS, KEPT_SHARE, MAX_KEPT, MIN_REUSED
 from dicp.machine import memory_bytes
@@ -44,15 +44,8 @@ class HostMemory:
     # ---- workspaces: each is lent to one run at a time ------------------------------------------
 
     def take(self, size: int) -> torch.Tensor:
-        for k in range(len(self._free) - 1, -1, -1):
-            try:
-                block = self._free.pop(k)
-            except IndexError:  # another thread was first
-                continue
-            if block.numel() >= size:
-                return block
-            release(block)
-        return torch.empty(size + 64, dtype=torch.uint8)
+        block = reused(self._free, size)
+        return torch.empty(size + 64, dtype=torch.uint8) if block is None else block
 
     def give(self, block: torch.Tensor) -> None:
         if is_kept(block, self._free, 4, MAX_KEPT):
