@@ -6,7 +6,7 @@ import ast
 import base64
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from types import CodeType
 from typing import Any
@@ -22,6 +22,11 @@ MAX_CONSTANT_BYTES = 1 << 22
 def encode_size(size: Any) -> int | str:
     """An integer, or a sympy expression as Python text."""
     return size if isinstance(size, int) else python_size(size)
+
+
+def bound_sizes(sources: Iterable[Sequence[int]], inputs: Sequence[Any]) -> tuple[int, ...]:
+    """The values of symbols, each from its source: (input,) or (input, axis of that tensor)."""
+    return tuple(inputs[s[0]] if len(s) == 1 else inputs[s[0]].shape[s[1]] for s in sources)
 
 
 def encode_constant(tensor: torch.Tensor) -> dict[str, Any] | None:

@@ -14,6 +14,7 @@ from torch import fx
 from dicp.dynamo_bridge.partition import Part
 from dicp.dynamo_bridge.specialize import Sizes, Sources, specialized
 from dicp.dynamo_bridge.thresholds import MAX_SIZES
+from dicp.serialize import bound_sizes
 from dicp.specializations import Specializations
 from dicp.target import Executable
 
@@ -91,7 +92,7 @@ class PerSizeExecutable:
         )
 
     def __call__(self, inputs: list[Any]) -> list[Any]:
-        sizes = self._sizes(inputs)
+        sizes = bound_sizes(self._sources.values(), inputs)
         return self._programs.find(sizes, lambda: self._compile(sizes))(inputs)
 
     def graph_for(self, sizes: Sizes) -> fx.GraphModule:
@@ -101,9 +102,3 @@ class PerSizeExecutable:
     def keep(self, sizes: Sizes, program: Executable) -> None:
         """Use `program` for these sizes."""
         self._programs.keep(sizes, program)
-
-    def _sizes(self, inputs: Sequence[Any]) -> Sizes:
-        return tuple(
-            inputs[s[0]] if len(s) == 1 else inputs[s[0]].shape[s[1]]
-            for s in self._sources.values()
-        )

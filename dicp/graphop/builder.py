@@ -38,7 +38,7 @@ class Dialect:
     def __post_init__(self) -> None:
         missing = sorted(self.prototypes.keys() - self.semantics.kinds())
         if missing:
-            raise ValueError(f"{self.name} says of {', '.join(missing)} not what they compute")
+            raise ValueError(f"{self.name} has no semantics for {', '.join(missing)}")
 
 
 class Builder(abc.ABC):

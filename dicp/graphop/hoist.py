@@ -10,12 +10,14 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from dicp.graphop.builder import Builder
-from dicp.graphop.partition import LEAVES, Step
-from dicp.graphop.program import Graph, Node, Result, Slot, Value
+from dicp.graphop.partition import Step
+from dicp.graphop.program import LEAVES, Graph, Node, Result, Slot, Value
 
 
-def static_nodes(graph: Graph, static: Collection[Slot], but: Collection[Node] = ()) -> set[Node]:
-    """The nodes of a graph that read only slots in `static`, and no sizes; without those in `but`
+def static_nodes(
+    graph: Graph, static: Collection[Slot], excluded: Collection[Node] = ()
+) -> set[Node]:
+    """The nodes of a graph that read only slots in `static`, and no sizes; without `excluded` nodes
     and all that read these."""
     found: set[Node] = set()
     constants: set[Node] = set()
@@ -25,7 +27,7 @@ def static_nodes(graph: Graph, static: Collection[Slot], but: Collection[Node] =
         elif node.kind in LEAVES:
             if node.kind == "input" and node.attrs["bound"].slot in static:
                 found.add(node)
-        elif node not in but:
+        elif node not in excluded:
             sources = {value.node for value in node.operands()}
             if sources & found and sources <= found | constants:
                 found.add(node)

@@ -16,8 +16,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from dicp.graphop.builder import Builder
-from dicp.graphop.partition import LEAVES
-from dicp.graphop.program import EagerCall, IndexCheck, Item, Node, Result, Slot, Value
+from dicp.graphop.program import LEAVES, EagerCall, IndexCheck, Item, Node, Result, Slot, Value
 from dicp.origin import Origin
 
 
@@ -32,7 +31,7 @@ class Form:
 
 
 Forms = Mapping[str, Callable[[Builder, Node], Form | None]]
-"""Operator -> its `Update`."""
+"""Operator -> the function that gives its `Form`, or None where it has none."""
 
 
 @dataclass(frozen=True)

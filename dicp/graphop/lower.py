@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import operator
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from operator import attrgetter
 from typing import Any
 
 import torch
@@ -114,7 +114,7 @@ class Lowering:
             self.symbols.setdefault(str(expression_of(size)), place)
 
     def _attribute(self, node: fx.Node) -> Any:
-        target = attrgetter(str(node.target))(self.gm)
+        target = operator.attrgetter(str(node.target))(self.gm)
         if not isinstance(target, torch.Tensor):
             return target
         slot = Slot(f"constant{len(self.constants)}", node.meta.get("val", target))
@@ -394,7 +394,7 @@ def _is_last_use(place: fx.Node, node: fx.Node) -> bool:
 
 
 def _is_getitem(node: fx.Node) -> bool:
-    return getattr(node.target, "__name__", "") == "getitem"
+    return node.target is operator.getitem
 
 
 def _only_sizes(node: fx.Node) -> bool:

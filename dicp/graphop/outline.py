@@ -12,11 +12,9 @@ from typing import Any
 import torch
 
 from dicp.graphop.assemble import plain_size
-from dicp.graphop.program import Graph, GraphProgram, Node, Value, node_text
+from dicp.graphop.program import LEAVES, Graph, GraphProgram, Node, Value, node_text
 from dicp.outline import Access, Outline, Place, Step, StepKind, Tensor
 from dicp.serialize import evaluate_size
-
-_OWN_MEMORY = ("input", "sizes", "seed", "const")
 
 
 def outline(program: GraphProgram, sizes: Mapping[str, int]) -> Outline:
@@ -120,7 +118,7 @@ class _Outliner:
         for node in graph.nodes:
             if node.kind == "const":
                 values[node.outputs[0]] = self._value(node.outputs[0], "constant")
-            elif node.kind not in _OWN_MEMORY:
+            elif node.kind not in LEAVES:
                 self._operator(node, graph, launch, values, leaving)
 
     def _operator(

@@ -12,6 +12,7 @@ from dataclasses import replace
 
 from dicp.graphop.builder import Builder
 from dicp.graphop.program import (
+    LEAVES,
     EagerCall,
     Graph,
     IndexCheck,
@@ -25,7 +26,6 @@ from dicp.graphop.program import (
     View,
 )
 
-LEAVES = frozenset({"input", "sizes", "seed", "const"})
 Step = Graph | EagerCall | View | Restride | IndexCheck
 
 

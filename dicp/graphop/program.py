@@ -5,7 +5,7 @@ graphs for the vendor's compiler with eager calls between them.
 
 Node kinds: "input" (a tensor of the caller's or of an eager call), "sizes" (integers the host
 computes from the symbolic sizes of this run), "seed" (a random number drawn by the host), "const",
-"call" (eager ATen), "view" (of a tensor), and the names of the vendor's operators.
+and the names of the vendor's operators.
 """
 
 from __future__ import annotations
@@ -18,6 +18,10 @@ import torch
 
 from dicp.origin import Origin
 from dicp.target import KernelReport, NodeReport
+
+GRAPH_INPUTS = frozenset({"input", "sizes", "seed"})
+LEAVES = GRAPH_INPUTS | {"const"}
+"""The kinds of nodes that are no operators."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,8 +65,7 @@ Operand = Value | tuple[Value, ...]
 
 @dataclass(eq=False)
 class Node:
-    """One operator call. `slots` are the tensors a call or an input reads; `order` the dimensions
-    of the slot from the largest stride to the smallest, for an input."""
+    """One operator, or a leaf: an input, whose attribute `bound` is a `Bound`, or a constant."""
 
     name: str
     kind: str
@@ -185,7 +188,7 @@ class Graph:
 
     @property
     def inputs(self) -> list[Node]:
-        return [n for n in self.nodes if n.kind in ("input", "sizes", "seed")]
+        return [n for n in self.nodes if n.kind in GRAPH_INPUTS]
 
     @property
     def outputs(self) -> list[Result]:
@@ -199,7 +202,7 @@ class Graph:
 
     @property
     def operators(self) -> list[Node]:
-        return [n for n in self.nodes if n.kind not in ("input", "sizes", "seed", "const")]
+        return [n for n in self.nodes if n.kind not in LEAVES]
 
     def text(self) -> str:
         lines = [node_text(node) for node in self.nodes]

@@ -24,6 +24,7 @@ from dicp.graphop.strides import inverse
 from dicp.graphop.thresholds import MAX_PLANS
 from dicp.origin import in_user_frames, lines_of
 from dicp.serialize import (
+    bound_sizes,
     decode_argument,
     decode_constant,
     evaluate,
@@ -67,7 +68,7 @@ class GraphExecutable:
         """The results of the graphs that run once, by slot."""
 
     def __call__(self, inputs: list[Any]) -> list[Any]:
-        key = self._sizes(inputs)
+        key = bound_sizes(self._sources, inputs)
         plan = self._plans.get(key)
         if plan is None:
             plan = self._plans[key] = _Plan(self, dict(zip(self._names, key, strict=True)))
@@ -79,16 +80,10 @@ class GraphExecutable:
     def watched(self, inputs: Sequence[Any], watch: Watch) -> Callable[[list[Any]], list[Any]]:
         """A function that runs the program on inputs of these sizes, its k-th step within
         `watch(k)`."""
-        plan = _Plan(self, dict(zip(self._names, self._sizes(inputs), strict=True)))
+        plan = _Plan(self, dict(zip(self._names, bound_sizes(self._sources, inputs), strict=True)))
         plan.check(inputs)
         plan.watch(watch)
         return plan.run
-
-    def _sizes(self, inputs: Sequence[Any]) -> tuple[int, ...]:
-        """The values of the program's symbols."""
-        return tuple(
-            inputs[s[0]] if len(s) == 1 else inputs[s[0]].shape[s[1]] for s in self._sources
-        )
 
 
 @dataclass(frozen=True)
@@ -98,22 +93,22 @@ class _ResultPlan:
 
     slot: int
     shape: tuple[int, ...]
-    made: tuple[int, ...]
-    """The sizes with padding."""
+    padded: tuple[int, ...]
+    """The sizes of the graph's own result: those of the shape bucket."""
     dtype: torch.dtype
     order: tuple[int, ...]
-    over: bool
+    into_input: bool
 
     def buffer(self, env: Env, device: torch.device) -> torch.Tensor:
-        if self.over:
+        if self.into_input:
             place = env[self.slot].permute(self.order)
             if place.is_contiguous():
                 return place  # type: ignore[no-any-return]
-        return torch.empty(self.made, dtype=self.dtype, device=device)
+        return torch.empty(self.padded, dtype=self.dtype, device=device)
 
-    def leave(self, env: Env, tensor: torch.Tensor) -> None:
-        if not self.over:
-            if self.made != self.shape:
+    def store(self, env: Env, tensor: torch.Tensor) -> None:
+        if not self.into_input:
+            if self.padded != self.shape:
                 part = tensor[tuple(slice(size) for size in self.shape)]
                 tensor = torch.empty(self.shape, dtype=self.dtype, device=part.device).copy_(part)
             plain = self.order == tuple(range(len(self.order)))
@@ -179,8 +174,8 @@ class _Plan:
 
     def _graph(self, step: Mapping[str, Any]) -> Step:
         padded = self._rounded() if "buckets" in step else None
-        numbers = padded is None or self.executable.program["static_sizes"]
-        wanted = [plain for plain in step["inputs"] if numbers or "sizes" not in plain]
+        takes_sizes = padded is None or self.executable.program["static_sizes"]
+        wanted = [plain for plain in step["inputs"] if takes_sizes or "sizes" not in plain]
         getters = [self._graph_input(plain, padded) for plain in wanted]
         written = step["written"]
         results = [
@@ -207,7 +202,7 @@ class _Plan:
                 if inputs[k] is not given[k]:  # its strides are not those it was compiled for
                     given[k].copy_(inputs[k])
             for result, tensor in zip(results, outputs, strict=True):
-                result.leave(env, tensor)
+                result.store(env, tensor)
 
         origins = step["origins"]
 

@@ -12,7 +12,7 @@ import torch
 from dicp.loop.runtime.device import DeviceRuntime, Pool
 from dicp.loop.runtime.plan import ExecutionPlan, LoadedProgram, NativeCall
 from dicp.loop.thresholds import MAX_PLANS
-from dicp.serialize import decode_constant
+from dicp.serialize import bound_sizes, decode_constant
 from dicp.torch_private import HOST
 
 
@@ -38,7 +38,7 @@ class LoopExecutable:
         self._plans: OrderedDict[tuple[int, ...], list[ExecutionPlan]] = OrderedDict()
 
     def __call__(self, inputs: list[Any]) -> list[Any]:
-        key = self._sizes(inputs) if self._sources else ()
+        key = bound_sizes(self._sources, inputs) if self._sources else ()
         idle = self._plans.get(key) or self._idle(key)
         try:
             bound = idle.pop()
@@ -54,7 +54,7 @@ class LoopExecutable:
 
         Raises what a run raises for inputs that eager rejects.
         """
-        key = self._sizes(inputs)
+        key = bound_sizes(self._sources, inputs)
         idle = self._idle(key)
         try:
             bound = idle.pop()
@@ -67,7 +67,7 @@ class LoopExecutable:
         self, inputs: Sequence[Any], watch: Callable[[int], AbstractContextManager[Any]]
     ) -> Callable[[list[Any]], list[Any]]:
         """A function that runs inputs of these sizes, the program's k-th step within `watch(k)`."""
-        key = self._sizes(inputs) if self._sources else ()
+        key = bound_sizes(self._sources, inputs)
         return self._bind(key, inputs).watched(watch)
 
     def native_call(self, inputs: Sequence[Any]) -> NativeCall | None:
@@ -82,12 +82,6 @@ class LoopExecutable:
             if len(self._plans) > MAX_PLANS:
                 self._plans.popitem(last=False)
         return idle
-
-    def _sizes(self, inputs: Sequence[Any]) -> tuple[int, ...]:
-        """The values of the program's symbols."""
-        return tuple(
-            inputs[s[0]] if len(s) == 1 else inputs[s[0]].shape[s[1]] for s in self._sources
-        )
 
     def _bind(self, key: tuple[int, ...], inputs: Sequence[Any]) -> ExecutionPlan:
         """A new plan: each concurrent run needs its own, as threads may share an executable."""

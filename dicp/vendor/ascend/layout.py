@@ -15,8 +15,8 @@ from dataclasses import replace
 
 from dicp.graphop.builder import Builder
 from dicp.graphop.hoist import static_nodes
-from dicp.graphop.partition import LEAVES, remove_dead
-from dicp.graphop.program import Graph, Item, Node, Operand, Slot, Value
+from dicp.graphop.partition import remove_dead
+from dicp.graphop.program import LEAVES, Graph, Item, Node, Operand, Slot, Value
 from dicp.vendor.ascend.blocked import BLOCKED, FILTER, IMAGE, MATRIX, is_whole
 from dicp.vendor.ascend.formats import (
     DEMANDS,

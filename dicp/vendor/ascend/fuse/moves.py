@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from dicp.graphop.builder import Builder
-from dicp.graphop.partition import LEAVES
-from dicp.graphop.program import Node, Value
+from dicp.graphop.program import LEAVES, Node, Value
 from dicp.vendor.ascend.rules.core import Ge
 
 FLAGS = {"MatMulV2": ("transpose_x1", "transpose_x2"), "BatchMatMulV2": ("adj_x1", "adj_x2")}
