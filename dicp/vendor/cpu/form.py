@@ -189,7 +189,7 @@ class Pass:
 class Online:
     """Online softmax in blocks: the maximum so far and the rescaled sum of exponentials."""
 
-    top: Pass
+    row_max: Pass
     total: Reduce
     block: int
     """Elements of a block."""

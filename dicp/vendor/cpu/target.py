@@ -41,9 +41,9 @@ from dicp.vendor.cpu.routines import (
     ROUTINES,
     Products,
     are_attended,
+    are_supported,
     expected_groups,
     group_of,
-    is_taken,
     product_sizes,
 )
 from dicp.vendor.cpu.schedule import with_form
@@ -83,7 +83,7 @@ DTYPES = frozenset(
 def _marks_hidden_rows(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> bool:
     """Whether our kernel computes their attention. PyTorch's gives 0 for NaN scores of fewer keys
     than a vector has lanes, and for infinite ones in 16 bits; its second result is 0 there."""
-    return has_feature(WIDE_VECTORS) and is_taken(q, k, v) and are_attended(q, k, v)
+    return has_feature(WIDE_VECTORS) and are_supported(q, k, v) and are_attended(q, k, v)
 
 
 ATTENTION = replace(ANY_ATTENTION, exact_masks=True, marks_hidden_rows=_marks_hidden_rows)

@@ -109,14 +109,14 @@ class RowsWriter(Passes[Rows]):
 
         Milakov and Gimelshein, "Online normalizer calculation for softmax" (2018).
         """
-        (top,), total, pad = online.top.phase.stmts, online.total, margin(scope.indent)
-        assert isinstance(top, Reduce)
-        var, best, sum_ = self.kernel.reduction[0], local(top.name), local(total.name)
-        most, before = f"most_{top.name}", f"before_{top.name}"
+        (row_max,), total, pad = online.row_max.phase.stmts, online.total, margin(scope.indent)
+        assert isinstance(row_max, Reduce)
+        var, best, sum_ = self.kernel.reduction[0], local(row_max.name), local(total.name)
+        most, before = f"most_{row_max.name}", f"before_{row_max.name}"
         size, limits = self.size(var.size), ("block", "block_end")
         block = self.push((), scope.indent + 1)
-        self._pass(online.top, block, limits)
-        simd = self._simd([total]) + half_vectors(online.top.half_vectors)
+        self._pass(online.row_max, block, limits)
+        simd = self._simd([total]) + half_vectors(online.row_max.half_vectors)
         pragma = [margin(block.indent) + simd]
         loop = self._inner_loop((total,), var, block.indent, pragma, limits)
         self.pop(block)
@@ -135,7 +135,7 @@ class RowsWriter(Passes[Rows]):
             f"{pad}const float {best} = {most};",
             f"{pad}const float {sum_} = {most} == -d_inff ? d_nanf : (float)total_{total.name};",
         ]  # fmt: skip
-        self.named_here(top.name)
+        self.named_here(row_max.name)
         self.named_here(total.name)
 
 

@@ -39,11 +39,10 @@ class ColumnsWriter(Loops[Columns]):
         pad = margin(depth)
         inner = [p for p in kernel.phases if p.level == "reduction"]
         tail = [p for p in kernel.phases if p.level == "parallel"]
-        lines: list[str] = []
         step = self.form.tile
         scope.lines.append(f"{pad}const int64_t tile_end = {block_end('tile', step, width)};")
         if split:
-            lines += self._split_column(scope, inner, accumulators, column)
+            self._split_column(scope, inner, accumulators, column)
         else:
             stmts: list[Reduce | Scan] = [*accumulators, *running]
             for stmt in stmts:
@@ -220,38 +219,28 @@ class ColumnsWriter(Loops[Columns]):
 
     def _split_column(
         self, scope: Scope, phases: list[Phase], accumulators: list[Reduce], column: Var
-    ) -> list[str]:
+    ) -> None:
         """Each chunk of the reduction loops fills its own accumulators, which are then combined."""
-        pad, inner = margin(scope.indent), self.kernel.reduction
-        width = "(tile_end - tile)"
-        for stmt in accumulators:
-            ctype = VALUE_TYPE[self._total_type(stmt)]
+        pad, width = margin(scope.indent), "(tile_end - tile)"
+        types = {stmt: VALUE_TYPE[self._total_type(stmt)] for stmt in accumulators}
+        for stmt, ctype in types.items():
             shared = self._allocated(ctype, f"column_{stmt.name}", f"{CHUNKS} * {width}")
             scope.lines.append(pad + shared)
-        total, times = self.size(inner[0].size), ""
-        if len(inner) == 1 and self.form.jam > 1 and divides(self.form.jam, inner[0]):
-            total, times = f"{total} / {self.form.jam}", f" * {self.form.jam}"
         chunk = self.push((), scope.indent + 1)
-        chunk.lines.append(
-            f"{pad}  const int64_t low = chunk * {total} / {CHUNKS}{times}, "
-            f"high = (chunk + 1) * {total} / {CHUNKS}{times};"
-        )
-        names = [(f"column_{s.name}", f"{s.name}") for s in accumulators]
-        for stmt, (array, _) in zip(accumulators, names, strict=True):
-            ctype = VALUE_TYPE[self._total_type(stmt)]
-            chunk.lines.append(f"{pad}  {ctype}* all_{stmt.name} = {array};")
-            chunk.lines.append(
+        chunk.lines.append(f"{pad}  {self._chunk_limits()}")
+        for stmt, ctype in types.items():
+            chunk.lines += [
+                f"{pad}  {ctype}* all_{stmt.name} = column_{stmt.name};",
                 f"{pad}  {{ {ctype}* own = all_{stmt.name} + chunk * {width}; "
                 f"for (int64_t c = 0; c < {width}; ++c) "
-                f"own[c] = {start_value(stmt.op, stmt.dtype)}; }}"
-            )
+                f"own[c] = {start_value(stmt.op, stmt.dtype)}; }}",
+            ]
         body = self.push((), scope.indent + 1)
-        for stmt in accumulators:
-            ctype = VALUE_TYPE[self._total_type(stmt)]
-            body.lines.append(
-                f"{pad}  {ctype}* column_{stmt.name} = all_{stmt.name} + chunk * {width};"
-            )
-        self._pass_over_columns(body, phases, column, inner, ("low", "high"))
+        body.lines += [
+            f"{pad}  {ctype}* column_{stmt.name} = all_{stmt.name} + chunk * {width};"
+            for stmt, ctype in types.items()
+        ]
+        self._pass_over_columns(body, phases, column, self.kernel.reduction, ("low", "high"))
         self.pop(body)
         self.pop(chunk)
         scope.lines += [
@@ -260,21 +249,30 @@ class ColumnsWriter(Loops[Columns]):
             *chunk.lines, f"{pad}  {{", *body.lines, f"{pad}  }}", f"{pad}}}",
         ]  # fmt: skip
         for stmt in accumulators:
-            value = f"column_{stmt.name}[chunk * {width} + c]"
-            combined = self._combine_at(stmt, value, "c")
+            combined = self._combine_at(stmt, f"column_{stmt.name}[chunk * {width} + c]", "c")
             scope.lines.append(
                 f"{pad}for (int64_t chunk = 1; chunk < {CHUNKS}; ++chunk) "
                 f"for (int64_t c = 0; c < {width}; ++c) {{ {combined} }}"
             )
-        return []
+
+    def _chunk_limits(self) -> str:
+        """The first reduction loop's range in a chunk, in whole jammed iterations if it has any."""
+        first, *inner = self.kernel.reduction
+        total, times = self.size(first.size), ""
+        if not inner and self.form.jam > 1 and divides(self.form.jam, first):
+            total, times = f"{total} / {self.form.jam}", f" * {self.form.jam}"
+        return (
+            f"const int64_t low = chunk * {total} / {CHUNKS}{times}, "
+            f"high = (chunk + 1) * {total} / {CHUNKS}{times};"
+        )
 
     def _column_tail(
-        self, scope: Scope, phases: Iterable[Phase], column: Var, accs: Sequence[Reduce]
+        self, scope: Scope, phases: Iterable[Phase], column: Var, accumulators: Sequence[Reduce]
     ) -> None:
         stmts = [s for p in phases for s in p.stmts]
 
         def emit() -> None:
-            for stmt in accs:
+            for stmt in accumulators:
                 source, dtype = (
                     ("column_at_", torch.int64) if stmt.finds_position else ("column_", stmt.dtype)
                 )

@@ -7,9 +7,9 @@ from dicp.vendor.cpu.routines.attention import ATTENTION, are_attended
 from dicp.vendor.cpu.routines.common import (
     LIBRARY_CALLS,
     Group,
+    are_supported,
     group_of,
     headers,
-    is_taken,
     without_parts,
 )
 from dicp.vendor.cpu.routines.convolution import CONVOLUTIONS
@@ -29,7 +29,7 @@ __all__ = [
     "expected_groups",
     "group_of",
     "headers",
-    "is_taken",
+    "are_supported",
     "product_sizes",
     "without_parts",
 ]

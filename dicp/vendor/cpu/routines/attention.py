@@ -12,7 +12,7 @@ from dicp.loop.ir.index import Size
 from dicp.loop.lowering import Lowering, RuleTable, Value
 from dicp.loop.lowering.library import attention_rule, rows_of
 from dicp.torch_private import ATTENTION_BACKWARD, ATTENTION_FORWARD, expression_of
-from dicp.vendor.cpu.routines.common import Shaped, call, is_few, is_taken
+from dicp.vendor.cpu.routines.common import Shaped, are_supported, call, is_few
 from dicp.vendor.cpu.thresholds import MAX_HEAD
 
 ATTENTION = RuleTable()
@@ -55,7 +55,7 @@ def _divides(part: Any, whole: Any) -> bool:
 
 def _fits(lw: Lowering, q: Value, k: Value, v: Value, mask: Value | None, dropout: float) -> bool:
     """Whether the kernels support these operands."""
-    if dropout or not (is_taken(q, k, v) and are_attended(q, k, v)):
+    if dropout or not (are_supported(q, k, v) and are_attended(q, k, v)):
         return False
     dtypes = (q.dtype, *_MASK_VALUES)
     return mask is None or (mask.dtype in dtypes and mask.ndim in (2, 4))

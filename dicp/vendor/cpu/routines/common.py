@@ -184,7 +184,7 @@ def headers() -> dict[str, str]:
     return {name: (FOLDER / name).read_text() for name in HEADERS}
 
 
-def is_taken(*values: Shaped | None) -> bool:
+def are_supported(*values: Shaped | None) -> bool:
     """Whether all have one dtype, which the kernels support, and no axis is known to be empty."""
     given = [v for v in values if v is not None]
     types = {v.dtype for v in given}

@@ -18,11 +18,11 @@ from dicp.vendor.cpu.routines.choice import Options, in_first_call, of_one_pixel
 from dicp.vendor.cpu.routines.common import (
     LIBRARY_CALLS,
     Axis,
+    are_supported,
     call,
     call_biased,
     in_float32,
     is_channels_last,
-    is_taken,
 )
 from dicp.vendor.cpu.routines.product import multiplied
 from dicp.vendor.cpu.thresholds import (
@@ -45,7 +45,7 @@ def convolution(
     how = Options(*options, **named)
     rows, last = _is_row_major(out), len(out.shape) == 4 and is_channels_last(out)
     kind = None
-    if is_taken(x, w, bias):
+    if are_supported(x, w, bias):
         kind = choice.result(how, x, w, out.shape, rows, last, lw.first_sizes)
     if how.transposed and kind == "product":
         return patchify.transposed(lw, x, w, bias, out)
@@ -77,7 +77,7 @@ def convolution_backward(
     how = Options(*options)
     metas = lw.node.meta["val"]
     results: list[Any] = [None, None, None]
-    if how.fit(x, w) and is_taken(grad, x, w):
+    if how.fit(x, w) and are_supported(grad, x, w):
         axes = how.axes(x, w, grad.shape)
         images = lw.result(metas[0]) if mask[0] else None
         filters = lw.result(metas[1]) if mask[1] else None
@@ -87,7 +87,7 @@ def convolution_backward(
             results[:2] = _backward(lw, grad, x, w, images, filters, how)
         else:
             results[:2] = nhwc.gradients(lw, grad, x, w, images, filters, how)
-    elif how.fits_depthwise(x, w) and is_taken(grad, x, w):
+    elif how.fits_depthwise(x, w) and are_supported(grad, x, w):
         axes = how.axes(x, w, grad.shape)
         if mask[0]:
             results[0] = depthwise.images_gradient(lw, grad, w, lw.result(metas[0]), axes)

@@ -18,11 +18,11 @@ from dicp.vendor.cpu.routines.common import (
     DEPTHWISE_TAPS,
     Axis,
     Shaped,
+    are_supported,
     call,
     call_biased,
     channels_last,
     is_channels_last,
-    is_taken,
 )
 from dicp.vendor.cpu.thresholds import MAX_DEPTHWISE, MIN_CHANNELS
 
@@ -82,7 +82,7 @@ def filters_gradient(
         if isinstance(padding, int) and padding > (taps - 1) * dilation:
             return None
     images = [lw.realize(v) for v in (x, grad)]
-    if not is_taken(*images) or not all(map(is_channels_last, images)):
+    if not are_supported(*images) or not all(map(is_channels_last, images)):
         return None
     wide = filters.dtype == torch.float32
     into = (

@@ -14,7 +14,7 @@ from dicp.loop.ir.expr import Ref
 from dicp.loop.ir.index import contiguous_strides
 from dicp.loop.lowering import Lowering, RuleTable, Value
 from dicp.loop.lowering.library import library_rule
-from dicp.vendor.cpu.routines.common import LIBRARY_CALLS, call, is_taken
+from dicp.vendor.cpu.routines.common import LIBRARY_CALLS, are_supported, call
 
 aten = torch.ops.aten
 GROUPED = RuleTable()
@@ -60,7 +60,7 @@ def grouped(
     out_dtype: torch.dtype | None = None,
 ) -> Any:  # fmt: skip
     (out,) = lw.results()
-    if ends is not None and bias is None and is_taken(a, b, out) and out.strides[-1] == 1:
+    if ends is not None and bias is None and are_supported(a, b, out) and out.strides[-1] == 1:
         if (a.ndim, b.ndim) == (2, 3):
             return _product(lw, a, b, ends, False, out)
         if (a.ndim, b.ndim) == (2, 2):
@@ -71,7 +71,7 @@ def grouped(
 def forward(lw: Lowering, x: Value, w: Value, ends: Value) -> Any:
     """Rows of each group times the group's matrix; `ends`: where groups end."""
     (out,) = lw.results()
-    if not is_taken(x, w) or out.strides[1] != 1:
+    if not are_supported(x, w) or out.strides[1] != 1:
         return _library(lw, x, w, ends)
     return _product(lw, x, w, ends, False, out)
 
@@ -79,7 +79,7 @@ def forward(lw: Lowering, x: Value, w: Value, ends: Value) -> Any:
 def backward(lw: Lowering, x: Value, w: Value, ends: Value, grad: Value) -> Any:
     """Gradients of rows and of matrices of a grouped product."""
     rows, weights = lw.results()
-    if not is_taken(x, w, grad) or rows.strides[1] != 1 or 1 not in weights.strides[1:]:
+    if not are_supported(x, w, grad) or rows.strides[1] != 1 or 1 not in weights.strides[1:]:
         return _library(lw, x, w, ends, grad)
     first = _product(lw, grad, w, ends, True, rows)
     return first, _weights(lw, x, grad, ends, weights)

@@ -15,7 +15,7 @@ from dicp.loop.ir.index import Size
 from dicp.loop.lowering import Lowering, RuleTable, Value
 from dicp.vendor.cpu import library
 from dicp.vendor.cpu.calibration import ShapeClass, shape_class
-from dicp.vendor.cpu.routines.common import call, call_biased, is_few, is_taken
+from dicp.vendor.cpu.routines.common import are_supported, call, call_biased, is_few
 from dicp.vendor.cpu.thresholds import (
     MAX_AXPYS,
     MAX_BYTES_DOTS,
@@ -154,7 +154,7 @@ class Products:
     def takes(self, which: ShapeClass, *values: Value | None) -> bool:
         """Whether our kernel multiplies these tensors, as operands of a product of this class."""
         narrow = any(v is not None and v.dtype == torch.bfloat16 for v in values)
-        return is_taken(*values) and (which in self.own_tiles or not (narrow and has_tiles()))
+        return are_supported(*values) and (which in self.own_tiles or not (narrow and has_tiles()))
 
     def fits(self, lw: Lowering, out: Ref, a: Value, b: Value, *more: Value | None) -> bool:
         """Whether our kernel computes the product a @ b of matrices, and faster than oneDNN's."""
@@ -229,7 +229,7 @@ def _bytes_of(lw: Lowering, a: Value, out: Ref, most: int) -> Ref | None:
     """
     cast = lw.node.args[1]
     few = isinstance(a.shape[0], int) and a.shape[0] <= most
-    if not (few and is_taken(a) and out.dtype == a.dtype and out.strides[-1] == 1):
+    if not (few and are_supported(a) and out.dtype == a.dtype and out.strides[-1] == 1):
         return None
     if not isinstance(cast, fx.Node) or cast.target not in CONVERSIONS:
         return None
