@@ -7,15 +7,29 @@ from torch import fx
 
 from dicp.cache import Cache
 from dicp.config import Config
+from dicp.fused_attention import HOST_LIBRARY_ATTENTION
 from dicp.gpu import graph_capture
 from dicp.gpu.launch import Device, StreamPool, index_of
-from dicp.gpu.library import ATTENTION, DEVICE_LIBRARY, OWN_RULES
+from dicp.gpu.library import ATTENTION, DEVICE_LIBRARY, GPU_ATTENTION, OWN_RULES
 from dicp.gpu.scalars import scalars_to_device
 from dicp.loop.program import LoopProgram
 from dicp.loop.runtime.device import OwnMemory, Pool
 from dicp.loop.target import LoopTarget
-from dicp.target import Artifact, Decision, Executable, LowerContext
+from dicp.target import Artifact, Decision, Executable, Facts, LowerContext
 from dicp.torch_private import HOST, record_on_device
+
+
+def gpu_facts(device_type: str, dtypes: frozenset[torch.dtype]) -> Facts:
+    """The facts of GPUs that PyTorch's libraries support, where kernels compute `dtypes`."""
+    return Facts(
+        dtypes=dtypes,
+        symbolic_shapes=True,
+        keep=OWN_RULES.ops(),
+        fusions=frozenset({"layer_norm", "rms_norm", "gelu"}),
+        attention={HOST: HOST_LIBRARY_ATTENTION, device_type: GPU_ATTENTION},
+        frozen_fusions=frozenset({"conv_bn"}),
+        conv_channels_last="always",
+    )
 
 
 class GpuTarget(LoopTarget):

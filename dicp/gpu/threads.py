@@ -201,7 +201,7 @@ def _looped_rows(kernel: Kernel, facts: DeviceFacts) -> LoopedRowThreads:
         rows = tuple(v for v in kernel.parallel if v not in kept)
         count = numel(rows)
     phases = [p for p in kernel.phases if p.level == "reduction"]
-    width = access_width(kernel.reduction, _accesses(phases), kernel.parallel)
+    width = access_width(kernel.reduction, _accesses(phases))
     inner, most, points = extent(numel(kernel.reduction)), power_of_two(extent(count)), ROW_POINTS
     while True:
         group = min(power_of_two(-(-inner // points)), MAX_GROUP)
@@ -219,7 +219,7 @@ def row_threads(kernel: Kernel, facts: DeviceFacts) -> RowThreads:
     rows, inner = extent(numel(kernel.parallel)), numel(kernel.reduction)
     scans = any(isinstance(s, Scan) for s in kernel.stmts())
     phases = [p for p in kernel.phases if p.level == "reduction"]
-    width = 1 if scans else access_width(kernel.reduction, _accesses(phases), kernel.parallel)
+    width = 1 if scans else access_width(kernel.reduction, _accesses(phases))
     many = rows >= ROWS_PER_PROGRAM * facts.enough_programs
     points = ROW_POINTS if many else max(width, FEW_ROW_POINTS)
     group = min(power_of_two(-(-extent(inner) // points)), MAX_GROUP)
@@ -251,9 +251,7 @@ def column_threads(kernel: Kernel, facts: DeviceFacts) -> RowThreads:
     return RowThreads(max(group, facts.lanes // wide), wide, 1, None, apart=True)
 
 
-def access_width(
-    loops: Sequence[Var], accesses: Iterable[Access], outer: Sequence[Var] = ()
-) -> int:
+def access_width(loops: Sequence[Var], accesses: Iterable[Access]) -> int:
     """The points along the last loop for which every access along memory is one aligned access."""
     last = loops[-1] if loops else None
     if last is None or not isinstance(last.size, int):

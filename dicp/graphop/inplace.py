@@ -135,7 +135,8 @@ class _InPlace:
         """`value` computed by an update of `leaf`'s memory."""
         if value is leaf:
             return leaf
-        form = self.writing.forms.get(value.node.kind, _no_form)(self.builder, value.node)
+        form_of = self.writing.forms.get(value.node.kind)
+        form = form_of(self.builder, value.node) if form_of is not None else None
         if form is None or value.node in self.buffers:
             return None
         gone = {value.node, *form.unneeded}
@@ -281,10 +282,6 @@ class _InPlace:
     def _ancestors(self, node: Node) -> set[Node]:
         """`node` and the operators that it reads, directly or not."""
         return {node} | _reached(node, lambda n: [v.node for v in n.operands()])
-
-
-def _no_form(builder: Builder, node: Node) -> Form | None:
-    return None
 
 
 def _reached(start: Node, step: Callable[[Node], Sequence[Node]]) -> set[Node]:

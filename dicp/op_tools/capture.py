@@ -23,12 +23,12 @@ FOLDER = Path("op_tools_results")
 CAPTURES = "op_capture_results"
 
 
-def argument_rows(call: Call, suffix: str = "inputs") -> list[tuple[str, Any]]:
-    return list(labelled_arguments(call.args, call.kwargs, f"{call.name} {suffix}"))
+def argument_rows(call: Call) -> list[tuple[str, Any]]:
+    return list(labelled_arguments(call.args, call.kwargs, f"{call.name} inputs"))
 
 
-def result_rows(name: str, result: Any, suffix: str = "outputs") -> list[tuple[str, Any]]:
-    return list(labelled_result(result, f"{name} {suffix}"))
+def result_rows(name: str, result: Any) -> list[tuple[str, Any]]:
+    return list(labelled_result(result, f"{name} outputs"))
 
 
 def gradient_rows(name: str, found: Gradients, side: str = "") -> list[tuple[str, Any]]:

@@ -60,10 +60,10 @@ def fill_of(match: Match) -> float | None:
 
 
 def fused(
-    rw: Rewriter, q: fx.Node, kt: fx.Node, v: fx.Node, scale: Any, inverse: Any, bias: Any,
-    second_bias: Any, mask: Any, inverted_mask: Any, fill: float | None, scores: fx.Node,
-    dropout_p: float | None,
+    rw: Rewriter, q: fx.Node, kt: fx.Node, v: fx.Node, scale: Any, inverse: Any,
+    dropout_p: float | None, **masks: Any,
 ) -> fx.Node | None:  # fmt: skip
+    """The fused call; `mask_of` reads the masks from the match."""
     found = operands(rw, q, kt, v, grouped=True)
     if found is None:
         return None

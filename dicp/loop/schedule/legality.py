@@ -24,7 +24,7 @@ def legal(group: Group, a: Group, b: Group) -> bool:
     group.nodes = [*_in_graph_order(nodes)]
     members = {n.out: n for n in nodes}
     effects = {n.out.root: n for n in nodes if n.out.base is not None}
-    if effects and not _effects_allowed(group, members, effects):
+    if effects and not _effects_allowed(group, effects):
         return False
     for node in nodes:
         mine, theirs = (a, b) if node in a.coords else (b, a)
@@ -45,12 +45,10 @@ def legal(group: Group, a: Group, b: Group) -> bool:
     return group.axes is None or _levels_allowed(group)
 
 
-def _effects_allowed(
-    group: Group, members: dict[Ref, Compute], effects: dict[Ref, Compute]
-) -> bool:
+def _effects_allowed(group: Group, effects: dict[Ref, Compute]) -> bool:
     """Whether stores into existing tensors (in place, scatter) are correct inside one kernel."""
     if group.axes is not None or any(n.kind == "scatter" for n in group.computes()):
-        return _only_feeds_scatter(group, members)
+        return _only_feeds_scatter(group)
     return _aligned_effects(group, effects)
 
 
@@ -73,7 +71,7 @@ def _in_graph_order(nodes: Sequence[Compute]) -> list[Compute]:
     return sorted(nodes, key=lambda n: depth[n])
 
 
-def _only_feeds_scatter(group: Group, members: dict[Ref, Compute]) -> bool:
+def _only_feeds_scatter(group: Group) -> bool:
     """Whether the group is one scatter with producers, and none reads or initializes its buffer."""
     scatters = [n for n in group.computes() if n.kind == "scatter"]
     if len(scatters) != 1 or group.axes is not None:

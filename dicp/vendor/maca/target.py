@@ -12,12 +12,11 @@ from torch import fx
 from dicp.cache import Cache, key_of
 from dicp.config import Config
 from dicp.errors import CompilerError, ToolchainError
-from dicp.fused_attention import HOST_LIBRARY_ATTENTION
 from dicp.gpu.launch import Device, index_of
-from dicp.gpu.library import GPU_ATTENTION, OWN_RULES, GpuLowering
+from dicp.gpu.library import GpuLowering
 from dicp.gpu.module_driver import ModuleDriver, open_driver
 from dicp.gpu.split import cross_row_sums
-from dicp.gpu.target import GpuTarget
+from dicp.gpu.target import GpuTarget, gpu_facts
 from dicp.gpu.threads import with_threads
 from dicp.loop.ir.graph import Graph
 from dicp.loop.ir.kernel import Kernel
@@ -25,7 +24,7 @@ from dicp.loop.program import RenderedKernel
 from dicp.loop.runtime.device import DeviceRuntime
 from dicp.loop.schedule.kernels import schedule
 from dicp.loop.target import KernelSources
-from dicp.target import Check, Facts
+from dicp.target import Check
 from dicp.torch_private import first_sizes
 from dicp.vendor.maca.builder import Builder, Plan
 from dicp.vendor.maca.facts import DTYPES, GPU, facts_for
@@ -48,15 +47,7 @@ class MacaTarget(GpuTarget):
 
     name = "maca"
     device_type = "cuda"
-    facts = Facts(
-        dtypes=DTYPES,
-        symbolic_shapes=True,
-        keep=OWN_RULES.ops(),
-        fusions=frozenset({"layer_norm", "rms_norm", "gelu"}),
-        attention={"cpu": HOST_LIBRARY_ATTENTION, "cuda": GPU_ATTENTION},
-        frozen_fusions=frozenset({"conv_bn"}),
-        conv_channels_last="always",
-    )
+    facts = gpu_facts(device_type, DTYPES)
     lowering = MacaLowering
     options = (*SIMULATOR_OPTIONS, *DEVICE_OPTIONS)
 

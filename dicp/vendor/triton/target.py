@@ -13,15 +13,14 @@ from torch import fx
 from dicp.cache import Cache, key_of
 from dicp.config import Config
 from dicp.errors import ToolchainError
-from dicp.fused_attention import HOST_LIBRARY_ATTENTION
 from dicp.gpu.autotuner import Autotuner, Program, chooser, device_seconds
 from dicp.gpu.build import Variant
 from dicp.gpu.form import with_tile
 from dicp.gpu.launch import Device, index_of
-from dicp.gpu.library import GPU_ATTENTION, OWN_RULES, GpuLowering
+from dicp.gpu.library import GpuLowering
 from dicp.gpu.products import Chooser, place_products
 from dicp.gpu.split import cross_row_sums
-from dicp.gpu.target import GpuTarget
+from dicp.gpu.target import GpuTarget, gpu_facts
 from dicp.loop.ir.graph import Graph
 from dicp.loop.ir.kernel import Kernel
 from dicp.loop.program import RenderedKernel
@@ -29,7 +28,7 @@ from dicp.loop.runtime.device import DeviceRuntime, OwnMemory
 from dicp.loop.runtime.executable import LoopExecutable
 from dicp.loop.schedule.kernels import Step, schedule
 from dicp.loop.target import KernelSources
-from dicp.target import Artifact, Check, Facts
+from dicp.target import Artifact, Check
 from dicp.template import render_template
 from dicp.torch_private import first_sizes
 from dicp.vendor.triton.builder import Builder, Job, Plan, Workers, device_functions, triton_version
@@ -53,15 +52,7 @@ class TritonTarget(GpuTarget):
 
     name = "triton"
     device_type = "cuda"
-    facts = Facts(
-        dtypes=frozenset(ELEMENT),
-        symbolic_shapes=True,
-        keep=OWN_RULES.ops(),
-        fusions=frozenset({"layer_norm", "rms_norm", "gelu"}),
-        attention={"cpu": HOST_LIBRARY_ATTENTION, "cuda": GPU_ATTENTION},
-        frozen_fusions=frozenset({"conv_bn"}),
-        conv_channels_last="always",
-    )
+    facts = gpu_facts(device_type, frozenset(ELEMENT))
     lowering = TritonLowering
     bakes_lines = True
 

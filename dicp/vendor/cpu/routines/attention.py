@@ -53,7 +53,7 @@ def _divides(part: Any, whole: Any) -> bool:
     return isinstance(part, int) and isinstance(whole, int) and whole % part == 0
 
 
-def _fits(lw: Lowering, q: Value, k: Value, v: Value, mask: Value | None, dropout: float) -> bool:
+def _fits(q: Value, k: Value, v: Value, mask: Value | None, dropout: float) -> bool:
     """Whether the kernels support these operands."""
     if dropout or not (are_supported(q, k, v) and are_attended(q, k, v)):
         return False
@@ -94,7 +94,7 @@ def attention(
     outs = lw.results()
     plain_number = scale is None or isinstance(scale, (int, float))
     laid_out = outs[0].strides[-1] == 1 and outs[1].shape == q.shape[:3]
-    if not (plain_number and laid_out and _fits(lw, q, k, v, attn_mask, dropout_p)):
+    if not (plain_number and laid_out and _fits(q, k, v, attn_mask, dropout_p)):
         kwargs = {"attn_mask": attn_mask, "scale": scale}
         return attention_rule(ATTENTION_FORWARD)(lw, q, k, v, dropout_p, is_causal, **kwargs)
     refs, steps = _operands(lw, q, k, v, attn_mask)
@@ -114,7 +114,7 @@ def attention_gradients(
     laid_out = all(o.strides[-1] == 1 for o in outs) and sums.shape == q.shape[:3]
     typed = grad.dtype == out.dtype == q.dtype and sums.dtype == torch.float32
     fits = plain_number and laid_out and typed
-    if not (fits and _fits(lw, q, k, v, attn_mask, dropout_p)):
+    if not (fits and _fits(q, k, v, attn_mask, dropout_p)):
         kwargs = {"attn_mask": attn_mask, "scale": scale}
         args = (grad, q, k, v, out, sums, dropout_p, is_causal)
         return attention_rule(ATTENTION_BACKWARD)(lw, *args, **kwargs)
