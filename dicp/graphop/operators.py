@@ -31,7 +31,6 @@ SAME_BITS: dict[torch.dtype, tuple[torch.dtype, ...]] = {
     torch.uint32: (torch.int32,),
     torch.uint16: (torch.int16,),
 }
-Number = bool | int | float
 Operand = Any
 """A value, or a number (which may be symbolic)."""
 
@@ -201,6 +200,11 @@ class Ops(Builder):
             return x
         return self.op("BroadcastTo", x, self.ints(list(shape)))
 
+    def along(self, x: Value, axis: int, shape: Sequence[Any]) -> Value:
+        """A vector's elements along `axis`, the same for all places of the other dimensions."""
+        sizes = [size if d == axis else 1 for d, size in enumerate(shape)]
+        return self.broadcast(self.reshape(x, sizes), shape)
+
     def squeeze(self, x: Value, axes: Sequence[int]) -> Value:
         gone = {axis % x.ndim for axis in axes}
         return self.reshape(x, [s for d, s in enumerate(x.shape) if d not in gone])
@@ -291,6 +295,14 @@ def _dtype_of(operand: Any) -> torch.dtype | None:
     return first.dtype if isinstance(first, Value) else None
 
 
+def per_axis(values: Any, rank: int) -> list[int]:
+    """A kernel size, stride, padding or dilation for each spatial dimension."""
+    listed = [values] if isinstance(values, int) else list(values)
+    if not all(isinstance(v, int) for v in listed):
+        raise NoRule("symbolic kernel sizes, strides, padding or dilations")
+    return listed * rank if len(listed) == 1 else listed
+
+
 def axes_of(dims: Any, rank: int) -> list[int]:
     """A dim argument as a list: all dimensions for None or an empty list."""
     if isinstance(dims, int):
@@ -300,4 +312,4 @@ def axes_of(dims: Any, rank: int) -> list[int]:
     return [d % rank if rank else 0 for d in dims] if rank else []
 
 
-__all__ = ["NoRule", "Operand", "Ops", "Value", "axes_of", "holds"]
+__all__ = ["NoRule", "Operand", "Ops", "Value", "axes_of", "holds", "per_axis"]

@@ -25,11 +25,6 @@ def _bags(g: Ops, indices: Value, offsets: Value) -> Value:
     return g.add(count, -1)
 
 
-def _rows(g: Ops, values: Value) -> Value:
-    """An index of rows as a column."""
-    return g.reshape(values, [values.shape[0], 1])
-
-
 def _counted(g: Ops, indices: Value, padding_idx: int, dtype: torch.dtype) -> Value:
     """1 for each index that counts, 0 for padding."""
     if padding_idx < 0:
@@ -41,8 +36,6 @@ def _counted(g: Ops, indices: Value, padding_idx: int, dtype: torch.dtype) -> Va
 def _per_bag(g: Ops, bags: Value, values: Value, count: Any) -> Value:
     """The sum of each bag's rows."""
     zeros = g.full([count, *values.shape[1:]], 0, values.dtype)
-    if values.ndim == 1:
-        return g.op("ScatterElements", zeros, bags, values, axis=0, reduction="add")
     return add_rows(g, zeros, bags, values)
 
 
@@ -66,10 +59,10 @@ def embedding_bag(
         share = g.cast(counted, wide.dtype)
         if per_sample_weights is not None:
             share = g.op("Mul", share, g.cast(per_sample_weights, wide.dtype))
-        out = _per_bag(g, bags, g.op("Mul", looked_up, _rows(g, share)), count)
+        out = _per_bag(g, bags, g.op("Mul", looked_up, g.unsqueeze(share, 1)), count)
         if mode == MEAN:
             divisor = g.op("Maximum", sizes, g.const(1, torch.int64))
-            out = g.op("Div", out, _rows(g, g.cast(divisor, wide.dtype)))
+            out = g.op("Div", out, g.unsqueeze(g.cast(divisor, wide.dtype), 1))
     results = [out, bags, sizes, positions if positions is not None else sizes]
     return tuple(
         g.cast(value, meta.dtype) if g.same_shape(value.shape, meta.shape)
@@ -84,20 +77,20 @@ def _largest(
     """Each bag's maxima, 0 for an empty bag, and the rows of the table that they come from."""
     count, total, width = sizes.shape[0], rows.shape[0], rows.shape[1]
     shape = [total, width]
-    real = g.broadcast(_rows(g, g.truth(counted)), shape)
+    real = g.along(g.truth(counted), 0, shape)
     rows = g.where(real, rows, -math.inf, rows.dtype)
-    where = g.broadcast(_rows(g, bags), shape)
+    where = g.along(bags, 0, shape)
     lowest = g.full([count, width], -math.inf, rows.dtype)
     found = g.op("ScatterElements", lowest, where, rows, axis=0, reduction="max")
     best = g.op("GatherElements", found, where, dim=0)
     hit = g.op("LogicalAnd", g.op("Equal", rows, best), real)
-    place = g.broadcast(_rows(g, g.arange(total)), shape)
+    place = g.along(g.arange(total), 0, shape)
     place = g.where(hit, place, total, torch.int64)
     behind = g.full([count, width], total, torch.int64)
     first = g.op("ScatterElements", behind, where, place, axis=0, reduction="min")
     inside = g.op("Minimum", first, g.number(total - 1, torch.int64))
     row = g.op("Gather", g.cast(indices, torch.int64), inside, g.const(0, torch.int64))
-    empty = g.broadcast(_rows(g, g.op("Equal", sizes, g.const(0, torch.int64))), [count, width])
+    empty = g.along(g.op("Equal", sizes, g.const(0, torch.int64)), 0, [count, width])
     return g.where(empty, 0.0, found, found.dtype), g.where(empty, 0, row, torch.int64)
 
 
@@ -120,7 +113,7 @@ def _table_gradient(
 ) -> Value:  # fmt: skip
     """Each bag's gradient, added to the rows of the table that the bag has read."""
     if by_frequency:
-        raise NoRule("eager's devices do not agree on what a frequency divides")
+        raise NoRule("scale_grad_by_freq, by which eager's devices divide differently")
     wide = g.wide(dy)
     if mode == MAX:
         return g.cast(_to_maxima(g, wide, sizes, positions, count), dy.dtype)
@@ -129,15 +122,15 @@ def _table_gradient(
         share = g.op("Mul", share, g.cast(per_sample, wide.dtype))
     if mode == MEAN:
         divisor = g.op("Maximum", sizes, g.const(1, sizes.dtype))
-        wide = g.op("Div", wide, _rows(g, g.cast(divisor, wide.dtype)))
+        wide = g.op("Div", wide, g.unsqueeze(g.cast(divisor, wide.dtype), 1))
     spread = g.op("Gather", wide, bags, g.const(0, torch.int64))
-    return g.cast(_per_bag(g, indices, g.op("Mul", spread, _rows(g, share)), count), dy.dtype)
+    return g.cast(_per_bag(g, indices, g.op("Mul", spread, g.unsqueeze(share, 1)), count), dy.dtype)
 
 
 def _to_maxima(g: Ops, dy: Value, sizes: Value, positions: Value, count: Any) -> Value:
     """Each gradient added where its maximum was; an empty bag has none."""
     full = g.op("Greater", sizes, g.const(0, sizes.dtype))
-    dy = g.where(g.broadcast(_rows(g, full), dy.shape), dy, 0.0, dy.dtype)
+    dy = g.where(g.along(full, 0, dy.shape), dy, 0.0, dy.dtype)
     zeros = g.full([count, dy.shape[1]], 0, dy.dtype)
     places = g.cast(positions, torch.int64)
     return g.op("ScatterElements", zeros, places, dy, axis=0, reduction="add")

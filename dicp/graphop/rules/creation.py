@@ -21,12 +21,6 @@ PHILOX = 1
 """The random number algorithm that the operators are called with."""
 
 
-@rule(aten.full.default, aten.new_full.default, aten.full_like.default)
-def full(g: Ops, first: Any, *rest: Any, **options: Any) -> Value:
-    value = rest[0] if g.origin and "new_full" not in g.origin.op else rest[1]
-    return g.full(g.shape, value, g.dtype)
-
-
 @rule(aten.zeros.default, aten.zeros_like.default, aten.new_zeros.default,
       aten._efficientzerotensor.default, *UNINITIALIZED)  # fmt: skip
 def zeros(g: Ops, *args: Any, **options: Any) -> Value:
@@ -55,6 +49,9 @@ def arange(g: Ops, start: Any, end: Any, step: Any = 1, **options: Any) -> Value
 
 
 RULES.update({
+    (aten.full.default, aten.full_like.default):
+        lambda g, like, value, **options: g.full(g.shape, value, g.dtype),
+    aten.new_full.default: lambda g, x, size, value, **options: g.full(g.shape, value, g.dtype),
     (aten.ones.default, aten.ones_like.default, aten.new_ones.default):
         lambda g, *args, **options: g.full(g.shape, 1, g.dtype),
     aten.scalar_tensor.default:
@@ -140,10 +137,8 @@ def _integers(g: Ops, low: Any, high: Any) -> Value:
 @rule(aten.randperm.default)
 def randperm(g: Ops, n: Any, **options: Any) -> Value:
     drawn = uniform_of(g, g.shape, torch.float64)
-    drawn = g.op(
-        "Bitcast", drawn, type=torch.int64
-    )  # as integers, non-negative floats keep their order
-    return g.cast(g.ops("Sort", drawn, axis=-1, stable=True)[1], g.dtype)
+    bits = g.op("Bitcast", drawn, type=torch.int64)  # non-negative floats order as their bits do
+    return g.cast(g.ops("Sort", bits, axis=-1, stable=True)[1], g.dtype)
 
 
 def _open_uniform(g: Ops) -> Value:

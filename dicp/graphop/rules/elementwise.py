@@ -125,12 +125,10 @@ def nextafter(g: Ops, x: Value, y: Value) -> Value:
     return g.op("NextAfter", g.as_type(x, g.dtype), g.as_type(y, g.dtype))
 
 
-def common_dtype(*operands: Operand) -> torch.dtype:
+def _common_dtype(x: Operand, y: Operand) -> torch.dtype:
     """The dtype that eager computes in: tensors with dimensions take precedence over 0-dim tensors,
     those over numbers."""
-    examples = [_example(x) for x in operands]
-    dtype = torch.result_type(examples[0], examples[1])
-    return dtype
+    return torch.result_type(_example(x), _example(y))
 
 
 def _example(x: Operand) -> Any:
@@ -143,7 +141,7 @@ def _example(x: Operand) -> Any:
 
 def _comparison(kind: str) -> Any:
     def apply(g: Ops, x: Operand, y: Operand) -> Value:
-        dtype = common_dtype(x, y)
+        dtype = _common_dtype(x, y)
         if dtype == torch.bool and kind not in ("Equal", "NotEqual"):
             dtype = torch.int32
         return g.op(kind, g.as_type(x, dtype), g.as_type(y, dtype))
@@ -339,9 +337,9 @@ def _prefer_number(kind: str) -> Any:
 
     def apply(g: Ops, x: Value, y: Value) -> Value:
         x, y = g.cast(x, g.dtype), g.cast(y, g.dtype)
-        if not g.dtype.is_floating_point:
-            return g.op(kind, x, y)
         result = g.op(kind, x, y)
+        if not g.dtype.is_floating_point:
+            return result
         result = g.op("Select", g.op("IsNan", y), g.broadcast(x, result.shape), result)
         return g.op("Select", g.op("IsNan", x), g.broadcast(y, result.shape), result)
 

@@ -62,16 +62,20 @@ def take(g: Ops, x: Value, index: Value) -> Value:
 # ---- x[i, :, j] ----------------------------------------------------------------------------------
 
 
+def _check_not_mask(index: Value) -> None:
+    if index.dtype in (torch.bool, torch.uint8):
+        raise NoRule("a mask as an index: the size of its result depends on data")
+
+
 class Indexed:
     """The dimensions of `x` that are indexed, moved to the front, and the indices' common shape."""
 
     def __init__(self, g: Ops, x: Value, indices: Sequence[Value | None]) -> None:
-        for index in indices:
-            if index is not None and index.dtype in (torch.bool, torch.uint8):
-                raise NoRule("a mask as an index: the size of its result depends on data")
         self.dims = [d for d, index in enumerate(indices) if index is not None]
         self.rest = [d for d in range(x.ndim) if d not in self.dims]
         given = [i for i in indices if i is not None]
+        for index in given:
+            _check_not_mask(index)
         self.shape = _broadcast_shape(g, given)
         self.order = [*self.dims, *self.rest]
         places = [from_start(g, i, x.shape[d]) for i, d in zip(given, self.dims, strict=True)]
@@ -147,14 +151,12 @@ def _put_along(
 ) -> Value:
     """Indices along one dimension, whose position in the result does not change."""
     dim, index = _only(indices)
-    if index.dtype in (torch.bool, torch.uint8):
-        raise NoRule("a mask as an index: the size of its result depends on data")
+    _check_not_mask(index)
     if accumulate and x.dtype == torch.bool:
-        raise NoRule("booleans are added")
+        raise NoRule("booleans added at indices")
     shape = [*x.shape[:dim], index.shape[0], *x.shape[dim + 1 :]]
     updates = g.broadcast(g.cast(values, x.dtype), shape)
-    column = [index.shape[0] if k == dim else 1 for k in range(x.ndim)]
-    places = g.broadcast(g.reshape(from_start(g, index, x.shape[dim]), column), shape)
+    places = g.along(from_start(g, index, x.shape[dim]), dim, shape)
     reduction = "add" if accumulate else "none"
     return g.op("ScatterElements", x, places, updates, axis=dim, reduction=reduction)
 
@@ -185,8 +187,7 @@ def _scatter_nd(g: Ops, x: Value, index: Value, updates: Value, accumulate: bool
 
 def add_rows(g: Ops, x: Value, index: Value, rows: Value) -> Value:
     """`rows` added to the rows of `x` at `index`."""
-    column = [index.shape[0], *[1] * (x.ndim - 1)]
-    places = g.broadcast(g.reshape(index, column), rows.shape)
+    places = g.along(index, 0, rows.shape)
     return g.op("ScatterElements", x, places, rows, axis=0, reduction="add")
 
 
@@ -211,7 +212,7 @@ def _scatter(
     g: Ops, x: Value, dim: int, index: Value, source: Value, reduction: str = "none"
 ) -> Value:
     if reduction != "none" and x.dtype == torch.bool:
-        raise NoRule("booleans are combined")
+        raise NoRule("booleans added or multiplied at indices")
     if _is_empty(index):
         return g.op("Identity", x)
     if x.ndim == 0 or index.ndim == 0:
@@ -259,7 +260,7 @@ def scatter_reduce(
 ) -> Value:
     names = {"sum": "add", "prod": "mul", "amax": "max", "amin": "min", "mean": "add"}
     if x.dtype == torch.bool:
-        raise NoRule("booleans are reduced")
+        raise NoRule("booleans reduced at indices")
     start = x
     if not include_self:
         start = _scatter(g, x, dim, index, g.full(src.shape, _neutral(reduce, x.dtype), x.dtype))
@@ -287,18 +288,16 @@ def _neutral(reduce: str, dtype: torch.dtype) -> Any:
 @rule(aten.index_add.default)
 def index_add(g: Ops, x: Value, dim: int, index: Value, source: Value, *, alpha: Any = 1) -> Value:
     if x.dtype == torch.bool:
-        raise NoRule("booleans are added")
+        raise NoRule("booleans added at indices")
     if x.ndim == 0:
         flat = [g.reshape(v, [1]) for v in (x, index, source)]
         out = g.op("ScatterElements", flat[0], flat[1], _times(g, flat[2], alpha), axis=0,
                    reduction="add")  # fmt: skip
         return g.reshape(out, [])
     dim %= x.ndim
-    shape = [1] * x.ndim
-    shape[dim] = source.shape[dim]
-    if not g.same_shape(source.shape, [*x.shape[:dim], shape[dim], *x.shape[dim + 1 :]]):
+    if not g.same_shape(source.shape, [*x.shape[:dim], source.shape[dim], *x.shape[dim + 1 :]]):
         raise NoRule("slices of other sizes, which eager refuses")
-    places = g.broadcast(g.reshape(index, shape), source.shape)
+    places = g.along(index, dim, source.shape)
     return _scatter(g, x, dim, places, _times(g, source, alpha), "add")
 
 
@@ -307,9 +306,7 @@ def index_copy(g: Ops, x: Value, dim: int, index: Value, source: Value) -> Value
     if x.ndim == 0 or source.ndim != x.ndim:
         raise NoRule("slices of a 0-dim tensor")
     dim %= x.ndim
-    column = [math.prod(index.shape) if k == dim else 1 for k in range(x.ndim)]
-    places = g.broadcast(g.reshape(index, column), source.shape)
-    return _scatter(g, x, dim, places, source)
+    return _scatter(g, x, dim, g.along(index, dim, source.shape), source)
 
 
 @rule(aten.index_fill.int_Scalar, aten.index_fill.int_Tensor)
@@ -317,10 +314,8 @@ def index_fill(g: Ops, x: Value, dim: int, index: Value, value: Any) -> Value:
     if x.ndim == 0:
         raise NoRule("slices of a 0-dim tensor")
     dim %= x.ndim
-    count = math.prod(index.shape)
-    shape = [*x.shape[:dim], count, *x.shape[dim + 1 :]]
-    column = [count if k == dim else 1 for k in range(x.ndim)]
-    places = g.broadcast(g.reshape(from_start(g, index, x.shape[dim]), column), shape)
+    shape = [*x.shape[:dim], math.prod(index.shape), *x.shape[dim + 1 :]]
+    places = g.along(from_start(g, index, x.shape[dim]), dim, shape)
     return _scatter(g, x, dim, places, g.full(shape, value, x.dtype))
 
 
@@ -369,9 +364,8 @@ def embedding_dense_backward(
     if by_freq:
         zeros = g.full([num_weights], 0, rows.dtype)
         ones = g.full([count], 1, rows.dtype)
-        number = g.op("ScatterElements", zeros, flat, ones, axis=0, reduction="add")
-        own = g.op("Gather", number, flat, g.const(0, torch.int64))
+        counts = add_rows(g, zeros, flat, ones)
+        own = g.op("Gather", counts, flat, g.const(0, torch.int64))
         rows = g.op("Div", rows, g.unsqueeze(own, 1))
     zeros = g.full([num_weights, width], 0, rows.dtype)
-    out = add_rows(g, zeros, flat, rows)
-    return g.cast(out, g.dtype)
+    return g.cast(add_rows(g, zeros, flat, rows), g.dtype)

@@ -67,7 +67,7 @@ def addmv(g: Ops, bias: Value, x: Value, y: Value, *, beta: Any = 1, alpha: Any 
 @rule(aten.addr.default)
 def addr(g: Ops, bias: Value, x: Value, y: Value, *, beta: Any = 1, alpha: Any = 1) -> Value:
     if g.dtype == torch.bool:
-        raise NoRule("booleans")
+        raise NoRule("an outer product of booleans")
     left, right = (g.cast(v, g.dtype) for v in (x, y))
     result = g.op("Mul", g.unsqueeze(left, 1), g.unsqueeze(right, 0))
     return _scaled_sum(g, g.cast(bias, g.dtype), result, beta, alpha)

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from dicp.graphop.operators import NoRule, Ops, Value
+from dicp.graphop.operators import NoRule, Ops, Value, per_axis
 from dicp.rules import RuleTable, of_vectors
 
 aten = torch.ops.aten
@@ -200,13 +200,6 @@ def log_softmax_backward(g: Ops, dy: Value, y: Value, dim: int, dtype: torch.dty
 # ---- convolutions --------------------------------------------------------------------------------
 
 
-def _per_dimension(values: Sequence[Any], rank: int) -> list[int]:
-    listed = list(values) * rank if len(values) == 1 else list(values)
-    if not all(isinstance(v, int) for v in listed):
-        raise NoRule("symbolic strides or padding")
-    return listed
-
-
 class Window:
     """A convolution's geometry as attributes; one spatial dimension becomes two."""
 
@@ -219,21 +212,21 @@ class Window:
         if any(isinstance(size, int) and size == 0 for size in x.shape):
             raise NoRule("a convolution of an empty tensor")
         if not isinstance(groups, int):
-            raise NoRule("a number of groups that changes")
+            raise NoRule("a symbolic number of groups")
         self.flat = self.rank == 1
         lead = [1] if self.flat else []
         zero = [0] if self.flat else []
-        pads = zero + _per_dimension(padding, self.rank)
-        apart = _per_dimension(dilation, self.rank)
+        pads = zero + per_axis(padding, self.rank)
+        apart = per_axis(dilation, self.rank)
         self.is_dense = set(apart) == {1}
         self.attrs = {
-            "strides": [1, 1, *lead, *_per_dimension(stride, self.rank)],
+            "strides": [1, 1, *lead, *per_axis(stride, self.rank)],
             "pads": [p for pad in pads for p in (pad, pad)],
             "dilations": [1, 1, *lead, *apart],
             "groups": groups,
             "data_format": "NCDHW" if self.rank == 3 else "NCHW",
         }
-        self.output_padding = [0, 0, *zero, *_per_dimension(output_padding, self.rank)]
+        self.output_padding = [0, 0, *zero, *per_axis(output_padding, self.rank)]
         self.prefix = "Conv3D" if self.rank == 3 else "Conv2D"
 
     def widen(self, g: Ops, x: Value) -> Value:
@@ -244,8 +237,8 @@ class Window:
 
 
 def _around(x: Value, padding: Sequence[Any]) -> list[Any]:
-    """Symbolic padding, added before and after each dimension; nothing where padding is
-    constant."""
+    """The widths of a symbolic padding, before and after each dimension, which the operator Pad
+    adds; none where the padding is constant."""
     if all(isinstance(p, int) for p in padding):
         return []
     listed = list(padding) * (x.ndim - 2) if len(padding) == 1 else list(padding)

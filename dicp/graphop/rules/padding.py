@@ -86,8 +86,6 @@ def add_at(g: Ops, dy: Value, dim: int, places: Value, size: Any) -> Value:
     """Zeros of `size` along `dim` to which `dy` is added at `places` (a vector)."""
     shape = list(dy.shape)
     shape[dim] = size
-    index_shape = [1] * dy.ndim
-    index_shape[dim] = dy.shape[dim]
-    index = g.broadcast(g.reshape(places, index_shape), dy.shape)
+    index = g.along(places, dim, dy.shape)
     zeros = g.full(shape, 0, dy.dtype)
     return g.op("ScatterElements", zeros, index, dy, axis=dim, reduction="add")

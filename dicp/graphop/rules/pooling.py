@@ -3,25 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
-from dicp.graphop.operators import NoRule, Ops, Value
+from dicp.graphop.operators import NoRule, Ops, Value, per_axis
 from dicp.rules import RuleTable
 
 aten = torch.ops.aten
 RULES = RuleTable()
 rule = RULES.register
-
-
-def _listed(values: Any, rank: int, default: Sequence[int]) -> list[int]:
-    listed = list(values) or list(default)
-    listed = listed * rank if len(listed) == 1 else listed
-    if not all(isinstance(v, int) for v in listed):
-        raise NoRule("symbolic windows")
-    return listed
 
 
 def _axis_places(
@@ -76,12 +68,9 @@ class Windows:
 def _max_with_indices(
     g: Ops, x: Value, kernel: Any, stride: Any, padding: Any, dilation: Any, rank: int
 ) -> tuple[Value, Value]:
-    kernel = _listed(kernel, rank, ())
     out = g.meta[0].shape[-rank:]
-    windows = Windows(
-        g, x, out, kernel, _listed(stride, rank, kernel), _listed(padding, rank, (0,)),
-        _listed(dilation, rank, (1,)),
-    )  # fmt: skip
+    geometry = (per_axis(v, rank) for v in (kernel, stride or kernel, padding, dilation))
+    windows = Windows(g, x, out, *geometry)
     lowest = -math.inf if x.dtype.is_floating_point else torch.iinfo(x.dtype).min
     picked = windows.gather(g, x, lowest)
     best = g.unsqueeze(_place_of_max(g, windows, picked), picked.ndim - 1)
@@ -108,9 +97,21 @@ def _place_of_max(g: Ops, windows: Windows, picked: Value) -> Value:
     return g.op("ArgMax", early, g.const(last, torch.int64), dtype=torch.int64)
 
 
-def _within_limits(g: Ops, kernel: Sequence[int], stride: Sequence[int]) -> bool:
+def _window_attrs(kernel: Any, stride: Any, padding: Any, ceil_mode: bool) -> dict[str, Any]:
+    """The attributes that the vendors' operators on images describe windows by."""
+    return {
+        "ksize": [1, 1, *per_axis(kernel, 2)],
+        "strides": [1, 1, *per_axis(stride or kernel, 2)],
+        "padding_mode": "CALCULATED",
+        "pads": [p for pad in per_axis(padding, 2) for p in (pad, pad)],
+        "data_format": "NCHW",
+        "ceil_mode": ceil_mode,
+    }
+
+
+def _within_limits(g: Ops, attrs: Mapping[str, Any]) -> bool:
     """Whether the vendor's pooling takes such windows."""
-    return math.prod(kernel) <= g.largest_window and max(stride) <= g.largest_step
+    return math.prod(attrs["ksize"]) <= g.largest_window and max(attrs["strides"]) <= g.largest_step
 
 
 @rule(aten.max_pool2d_with_indices.default)
@@ -118,18 +119,11 @@ def max_pool2d(
     g: Ops, x: Value, kernel: Any, stride: Any = (), padding: Any = 0, dilation: Any = 1,
     ceil_mode: bool = False,
 ) -> tuple[Value, Value | None]:  # fmt: skip
-    sizes = _listed(kernel, 2, ())
-    steps = _listed(stride, 2, sizes)
-    plain = x.ndim == 4 and g.takes("MaxPool2D", "x", x.dtype) and set(_tuple(dilation)) == {1}
-    if g.is_read(1) or not plain or not _within_limits(g, sizes, steps):
-        return _max_with_indices(g, x, kernel, stride, _tuple(padding), _tuple(dilation), 2)
-    pads = _listed(_tuple(padding), 2, (0,))
-    pooled = g.op(
-        "MaxPool2D", x, ksize=[1, 1, *sizes], strides=[1, 1, *steps],
-        padding_mode="CALCULATED", pads=[p for pad in pads for p in (pad, pad)],
-        data_format="NCHW", ceil_mode=ceil_mode,
-    )  # fmt: skip
-    return pooled, None
+    attrs = _window_attrs(kernel, stride, padding, ceil_mode)
+    takes = x.ndim == 4 and g.takes("MaxPool2D", "x", x.dtype) and _within_limits(g, attrs)
+    if g.is_read(1) or not takes or set(per_axis(dilation, 2)) != {1}:
+        return _max_with_indices(g, x, kernel, stride, padding, dilation, 2)
+    return g.op("MaxPool2D", x, **attrs), None
 
 
 @rule(aten.max_pool3d_with_indices.default)
@@ -137,11 +131,7 @@ def max_pool3d(
     g: Ops, x: Value, kernel: Any, stride: Any = (), padding: Any = 0, dilation: Any = 1,
     ceil_mode: bool = False,
 ) -> tuple[Value, Value | None]:  # fmt: skip
-    return _max_with_indices(g, x, kernel, stride, _tuple(padding), _tuple(dilation), 3)
-
-
-def _tuple(value: Any) -> Sequence[int]:
-    return (value,) if isinstance(value, int) else value
+    return _max_with_indices(g, x, kernel, stride, padding, dilation, 3)
 
 
 def _max_backward(g: Ops, dy: Value, x: Value, indices: Value, rank: int) -> Value:
@@ -176,31 +166,15 @@ def avg_pool2d(
     g: Ops, x: Value, kernel: Any, stride: Any = (), padding: Any = 0, ceil_mode: bool = False,
     count_include_pad: bool = True, divisor_override: int | None = None,
 ) -> Value:  # fmt: skip
-    attrs = _average_attrs(kernel, stride, padding, ceil_mode, count_include_pad)
-    limited = _within_limits(g, attrs["ksize"], attrs["strides"])
-    limited = limited and g.takes("AvgPool2D", "x", x.dtype)
-    if not limited or (divisor_override or 0) > g.largest_window:
+    attrs = _window_attrs(kernel, stride, padding, ceil_mode)
+    takes = _within_limits(g, attrs) and g.takes("AvgPool2D", "x", x.dtype)
+    if not takes or (divisor_override or 0) > g.largest_window:
         return _average(g, x, 2, kernel, stride, padding, ceil_mode, count_include_pad,
                         divisor_override)  # fmt: skip
     batched = x if x.ndim == 4 else g.unsqueeze(x, 0)
-    out = g.op("AvgPool2D", batched, **attrs, divisor_override=divisor_override or 0)
+    out = g.op("AvgPool2D", batched, **attrs, exclusive=not count_include_pad,
+               divisor_override=divisor_override or 0)  # fmt: skip
     return g.reshape(out, g.shape)
-
-
-def _average_attrs(
-    kernel: Any, stride: Any, padding: Any, ceil_mode: bool, count_include_pad: bool
-) -> dict[str, Any]:
-    kernel = _listed(kernel, 2, ())
-    pads = _listed(_tuple(padding), 2, (0,))
-    return {
-        "ksize": [1, 1, *kernel],
-        "strides": [1, 1, *_listed(stride, 2, kernel)],
-        "padding_mode": "CALCULATED",
-        "pads": [p for pad in pads for p in (pad, pad)],
-        "data_format": "NCHW",
-        "ceil_mode": ceil_mode,
-        "exclusive": not count_include_pad,
-    }
 
 
 @rule(aten.avg_pool2d_backward.default)
@@ -208,24 +182,20 @@ def avg_pool2d_backward(
     g: Ops, dy: Value, x: Value, kernel: Any, stride: Any, padding: Any, ceil_mode: bool,
     count_include_pad: bool, divisor_override: int | None,
 ) -> Value:  # fmt: skip
-    attrs = _average_attrs(
-        kernel, stride, padding, ceil_mode, count_include_pad or bool(divisor_override)
-    )
-    limited = _within_limits(g, attrs["ksize"], attrs["strides"])
-    fits = limited and all(isinstance(size, int) for size in x.shape)
-    if not (fits and g.takes("AvgPool2DGrad", "input_grad", dy.dtype)):
+    attrs = _window_attrs(kernel, stride, padding, ceil_mode)
+    takes = _within_limits(g, attrs) and g.takes("AvgPool2DGrad", "input_grad", dy.dtype)
+    if not (takes and _are_numbers(x.shape)):
         return _average_backward(g, dy, x, 2, kernel, stride, padding, ceil_mode, count_include_pad,
                                  divisor_override)  # fmt: skip
     if divisor_override:  # the operator divides by the window's area
         if ceil_mode:
-            raise NoRule("a divisor of its own, and windows that reach beyond the padding")
+            raise NoRule("divisor_override and ceil_mode: windows may reach beyond the padding")
         area = math.prod(attrs["ksize"])
         dy = g.cast(g.mul(g.wide(dy), area / divisor_override), dy.dtype)
     shape = x.shape if x.ndim == 4 else (1, *x.shape)
     batched = dy if dy.ndim == 4 else g.unsqueeze(dy, 0)
-    return g.reshape(
-        g.op("AvgPool2DGrad", g.ints(list(shape), torch.int32), batched, **attrs), g.shape
-    )
+    sizes, exclusive = g.ints(list(shape), torch.int32), not (count_include_pad or divisor_override)
+    return g.reshape(g.op("AvgPool2DGrad", sizes, batched, **attrs, exclusive=exclusive), g.shape)
 
 
 class Averages:
@@ -236,13 +206,10 @@ class Averages:
         ceil_mode: bool, count_include_pad: bool, divisor: int | None,
     ) -> None:  # fmt: skip
         if ceil_mode:
-            raise NoRule("windows that reach beyond the padding")
+            raise NoRule("ceil_mode: windows may reach beyond the padding")
         rank = len(out)
-        sizes = _listed(kernel, rank, ())
-        self.windows = Windows(
-            g, x, out, sizes, _listed(stride, rank, sizes),
-            _listed(_tuple(padding), rank, (0,)), (1,) * rank,
-        )  # fmt: skip
+        geometry = (per_axis(v, rank) for v in (kernel, stride or kernel, padding, 1))
+        self.windows = Windows(g, x, out, *geometry)
         self.dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
         if divisor or count_include_pad:
             self.divisor = g.number(divisor or self.windows.area, self.dtype)
@@ -302,12 +269,6 @@ def _average_backward(
     return g.cast(g.reshape(out, x.shape), dy.dtype)
 
 
-def _static(values: Sequence[Any]) -> list[int]:
-    if not all(isinstance(v, int) for v in values):
-        raise NoRule("the attribute takes plain sizes")
-    return list(values)
-
-
 @rule(aten._adaptive_avg_pool3d.default)
 def adaptive_avg_pool3d(g: Ops, x: Value, output_size: Sequence[Any]) -> Value:
     wide = g.wide(x)
@@ -335,8 +296,10 @@ def _averaged(g: Ops, x: Value, weights: Sequence[Value]) -> Value:
 
 @rule(aten.adaptive_max_pool2d.default)
 def adaptive_max_pool2d(g: Ops, x: Value, output_size: Sequence[Any]) -> tuple[Value, Value]:
+    if not _are_numbers(output_size):
+        raise NoRule("symbolic sizes of the result")
     batched = x if x.ndim == 4 else g.unsqueeze(x, 0)
-    y, places = g.ops("AdaptiveMaxPool2D", batched, output_size=_static(output_size))
+    y, places = g.ops("AdaptiveMaxPool2D", batched, output_size=list(output_size))
     return g.reshape(y, g.shape), g.cast(g.reshape(places, g.shape), torch.int64)
 
 

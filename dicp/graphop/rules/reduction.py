@@ -94,7 +94,7 @@ def logsumexp(g: Ops, x: Value, dims: Sequence[int], keepdim: bool = False) -> V
     if not axes:
         return g.op("Identity", g.cast(x, g.dtype))
     if is_empty(g, x):
-        raise NoRule("the logarithm of a sum of nothing")
+        raise NoRule("logsumexp of an empty tensor")
     largest = g.reduce("ReduceMax", wide, axes, True)
     shift = g.where(g.op("IsInf", largest), 0.0, largest, largest.dtype)
     total = g.reduce("ReduceSum", g.op("Exp", g.sub(wide, shift)), axes, True)
@@ -114,12 +114,13 @@ RULES.update({
 def variance(
     g: Ops, x: Value, dims: Sequence[int] | None, correction: Any, keepdim: bool
 ) -> tuple[Value, Value]:
-    """Variance and mean, from the centered values, in at least float32.
+    """Variance and mean, from the centered values, in at least float32; a correction of None is 1.
 
     The mean of equal numbers is rounded as by the vendor's operator, where eager's may be exact:
     bounding it would take two more reductions.
     """
     axes = axes_of(dims, x.ndim)
+    correction = 1 if correction is None else correction
     wide = g.wide(x)
     mean = g.reduce("ReduceMean", wide, axes, True) if axes else wide
     squares = g.op("Square", g.sub(wide, mean))
@@ -136,12 +137,12 @@ def variance(
 
 @rule(aten.var.correction)
 def var(g: Ops, x: Value, dim: Any = None, *, correction: Any = 1, keepdim: bool = False) -> Value:
-    return g.cast(variance(g, x, dim, _correction(correction), keepdim)[0], g.dtype)
+    return g.cast(variance(g, x, dim, correction, keepdim)[0], g.dtype)
 
 
 @rule(aten.std.correction)
 def std(g: Ops, x: Value, dim: Any = None, *, correction: Any = 1, keepdim: bool = False) -> Value:
-    spread, _ = variance(g, x, dim, _correction(correction), keepdim)
+    spread, _ = variance(g, x, dim, correction, keepdim)
     return g.cast(g.op("Sqrt", spread), g.dtype)
 
 
@@ -149,7 +150,7 @@ def std(g: Ops, x: Value, dim: Any = None, *, correction: Any = 1, keepdim: bool
 def var_mean(
     g: Ops, x: Value, dim: Any = None, *, correction: Any = 1, keepdim: bool = False
 ) -> tuple[Value, Value]:
-    spread, mean = variance(g, x, dim, _correction(correction), keepdim)
+    spread, mean = variance(g, x, dim, correction, keepdim)
     return g.cast(spread, g.dtype), g.cast(mean, g.dtype)
 
 
@@ -157,12 +158,8 @@ def var_mean(
 def std_mean(
     g: Ops, x: Value, dim: Any = None, *, correction: Any = 1, keepdim: bool = False
 ) -> tuple[Value, Value]:
-    spread, mean = variance(g, x, dim, _correction(correction), keepdim)
+    spread, mean = variance(g, x, dim, correction, keepdim)
     return g.cast(g.op("Sqrt", spread), g.dtype), g.cast(mean, g.dtype)
-
-
-def _correction(correction: Any) -> Any:
-    return 1 if correction is None else correction
 
 
 # ---- positions -----------------------------------------------------------------------------------
@@ -307,9 +304,8 @@ def searchsorted(
     if values.dtype != sequence.dtype:
         dtype = torch.promote_types(sequence.dtype, values.dtype)
         sequence, values = g.cast(sequence, dtype), g.cast(values, dtype)
-    return g.op(
-        "SearchSorted", sequence, values, dtype=g.dtype, right=right or side == "right"
-    )  # fmt: skip
+    right = right or side == "right"
+    return g.op("SearchSorted", sequence, values, dtype=g.dtype, right=right)
 
 
 @rule(aten.bucketize.Tensor)
@@ -325,7 +321,7 @@ def mode(g: Ops, x: Value, dim: int = -1, keepdim: bool = False) -> tuple[Value,
     if g.is_read(1):
         raise NoRule("the position is wherever eager's sort leaves it")
     if x.dtype.is_floating_point:
-        raise NoRule("how often NaN occurs")
+        raise NoRule("the mode of floating-point numbers, among which NaN may be")
     if x.ndim == 0:
         return g.op("Identity", x), None
     dim %= x.ndim
@@ -363,5 +359,5 @@ def median(g: Ops, x: Value) -> Value:
     if x.ndim == 0:
         return g.op("Identity", x)
     if is_empty(g, x):
-        raise NoRule("the median of nothing")
+        raise NoRule("the median of an empty tensor")
     return median_dim(g, g.reshape(x, [math.prod(x.shape)]), 0)[0]

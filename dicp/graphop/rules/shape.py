@@ -130,10 +130,7 @@ def slice_scatter(
 
 def _put_at(g: Ops, x: Value, dim: int, places: Value, source: Value) -> Value:
     """`x` with `source` at `places` (a vector) of dimension `dim`."""
-    shape = [1] * x.ndim
-    shape[dim] = source.shape[dim]
-    index = g.broadcast(g.reshape(places, shape), source.shape)
-    return g.op("ScatterElements", x, index, source, axis=dim)
+    return g.op("ScatterElements", x, g.along(places, dim, source.shape), source, axis=dim)
 
 
 @rule(aten.select_scatter.default)
@@ -304,13 +301,11 @@ RULES.update({
 
 def split_sizes(g: Ops, x: Value, sizes: Sequence[Any], dim: int) -> list[Value]:
     dim %= x.ndim
-    if all(isinstance(size, int) for size in sizes) and isinstance(x.shape[dim], int):
+    if all(isinstance(size, int) for size in (*sizes, x.shape[dim])):
         if len(sizes) == 1:
             return [x]
-    if all(isinstance(s, int) and s >= 1 for s in sizes) and isinstance(x.shape[dim], int):
-        return g.ops(
-            "Split", x, size_splits=list(sizes), split_dim=dim, num_split=len(sizes)
-        )  # fmt: skip
+        if min(sizes) >= 1:
+            return g.ops("Split", x, size_splits=list(sizes), split_dim=dim, num_split=len(sizes))
     parts, start = [], 0
     for size in sizes:
         parts.append(g.slice(x, dim, start, start + size))
@@ -370,7 +365,7 @@ def _triangle(g: Ops, kind: str, x: Value, diagonal: Any) -> Value:
 @rule(aten.view.dtype)
 def view_dtype(g: Ops, x: Value, dtype: torch.dtype) -> Value:
     if x.dtype == torch.bool or dtype == torch.bool:
-        raise NoRule("booleans as other numbers")
+        raise NoRule("a view of booleans in another dtype, or of numbers as booleans")
     if dtype.itemsize > x.dtype.itemsize:  # what becomes one element is a dimension of its own
         whole = dtype.itemsize // x.dtype.itemsize
         x = g.reshape(x, [*x.shape[:-1], x.shape[-1] // whole, whole])
