@@ -15,7 +15,7 @@ import torch
 from dicp.loop.ir.index import Size, product
 from dicp.loop.lowering import Lowering, Value
 from dicp.vendor.cpu.routines import depthwise, patchify
-from dicp.vendor.cpu.routines.common import Axis, Shaped
+from dicp.vendor.cpu.routines.common import UNIT_AXIS, Axis, Shaped
 from dicp.vendor.cpu.thresholds import (
     CONVOLUTION_TILE,
     MAX_CONVOLUTION,
@@ -85,10 +85,11 @@ class Options:
 
     def leaves_taps(self, x: Shaped, w: Shaped, out: Sequence[Size]) -> bool:
         """Whether a tap of the filters sees only padding, or may, where sizes are symbols."""
-        for size, steps, taps, stride, padding, dilation in self.axes(x, w, out):
-            image, count = (steps, size) if self.transposed else (size, steps)
-            if not all(isinstance(n, int) for n in (size, steps, taps, stride, padding, dilation)):
+        for axis in self.axes(x, w, out):
+            if not axis.is_known():
                 return True
+            size, count, taps, stride, padding, dilation = axis
+            image, count = (count, size) if self.transposed else (size, count)
             starts = range(-padding, count * stride - padding, stride)
             offsets = range(0, taps * dilation, dilation)
             if any(not any(0 <= start + tap < image for start in starts) for tap in offsets):
@@ -98,12 +99,12 @@ class Options:
     def axes(self, x: Shaped, w: Shaped, out: Sequence[Size]) -> list[Axis]:
         sizes = zip(x.shape[2:], out[2:], w.shape[2:], strict=True)
         return [
-            (*s, *_at(k, self.stride, self.padding, self.dilation)) for k, s in enumerate(sizes)
+            Axis(*s, *_at(k, self.stride, self.padding, self.dilation)) for k, s in enumerate(sizes)
         ]
 
     def of_single_pixels(self, x: Shaped, axes: Sequence[Axis]) -> bool:
         """Whether there are several images of one pixel each: the rows of one matrix."""
-        single = all(axis[:2] == (1, 1) for axis in axes)
+        single = all((axis.size, axis.out) == (1, 1) for axis in axes)
         return single and x.shape[0] != 1 and self.by_pixel(x, axes)
 
     def reads_few_pixels(self, x: Shaped, axes: Sequence[Axis]) -> bool:
@@ -117,7 +118,7 @@ class Options:
             return False
         if not (isinstance(images, int) and isinstance(channels, int)):
             return False
-        return images * axes[0][1] * axes[1][1] <= NHWC_PIXELS and channels >= MIN_CHANNELS  # type: ignore[operator]
+        return images * axes[0].out * axes[1].out <= NHWC_PIXELS and channels >= MIN_CHANNELS  # type: ignore[operator]
 
     def in_patches(self, x: Shaped, axes: Sequence[Axis]) -> bool:
         return len(x.shape) == 4 and self.groups == 1 and patchify.fit(axes)
@@ -171,7 +172,7 @@ def images_gradient(how: Options, x: Shaped, w: Shaped, out: Sequence[Size]) -> 
     if not isinstance(groups, int) or not _is_at_most(limits().most, w, out):
         return None
     if not gradient_is_convolution(how):
-        dilated = any(axis[3] != 1 != axis[5] for axis in axes)
+        dilated = any(axis.stride != 1 != axis.dilation for axis in axes)
         few = w.shape[1] < MIN_FILTERS // 2  # type: ignore[operator]
         return None if dilated or few else "im2col"
     exchanged = Planned((w.shape[1], w.shape[0], *w.shape[2:]), w.dtype)
@@ -200,14 +201,14 @@ def gradient_is_convolution(how: Options) -> bool:
 def transposed(axes: Sequence[Axis]) -> list[Axis]:
     """The axes of the convolution of grad_output, at stride 1, that is the gradient of images."""
     return [
-        (out, size, taps, 1, dilation * (taps - 1) - padding, dilation)
+        Axis(out, size, taps, 1, dilation * (taps - 1) - padding, dilation)
         for size, out, taps, _, padding, dilation in axes
     ]
 
 
 def of_one_pixel(axes: Sequence[Axis]) -> bool:
     """Whether filters are 1x1, with stride 1 and no padding."""
-    return all(axis[2:5] == (1, 1, 0) for axis in axes)
+    return all((axis.taps, axis.stride, axis.padding) == (1, 1, 0) for axis in axes)
 
 
 def _at(axis: int, *lists: Sequence[Size]) -> list[Size]:
@@ -236,7 +237,7 @@ def _of_rows(w: Shaped, rows: Size, out: Sequence[Size], axes: Sequence[Axis]) -
     if not _is_better(w, out, axes):
         return None
     many = isinstance(rows, int) and rows >= limits().filters
-    return "im2col" if many and any(axis[2] != 1 for axis in axes) else "convolution"
+    return "im2col" if many and any(axis.taps != 1 for axis in axes) else "convolution"
 
 
 def _is_better_gradient(w: Shaped, grad: Sequence[Size], axes: Sequence[Axis]) -> bool:
@@ -249,7 +250,7 @@ def _is_better_gradient(w: Shaped, grad: Sequence[Size], axes: Sequence[Axis]) -
         return True
     enough = MIN_IMAGE_COLUMNS if grad[0] == 1 else MIN_GRADIENT_COLUMNS
     return channels >= MIN_CHANNEL_SHARE * padded and (  # type: ignore[operator]
-        of_one_pixel(axes) or axes[-1][1] >= enough
+        of_one_pixel(axes) or axes[-1].out >= enough
     )
 
 
@@ -304,13 +305,13 @@ def _is_by_nhwc(how: Options, x: Shaped, w: Shaped, out: Sequence[Size]) -> bool
 def is_images_gradient_by_nhwc(how: Options, x: Shaped, w: Shaped, out: Sequence[Size]) -> bool:
     """Whether our kernel is faster for the gradient of channels-last images."""
     pixels, axes = _nhwc_pixels(how, x, w, out), how.axes(x, w, out)
-    if pixels is None or any(axis[3] != 1 != axis[5] for axis in axes):
+    if pixels is None or any(axis.stride != 1 != axis.dilation for axis in axes):
         return False
-    if all(axis[3] == 1 for axis in axes):
+    if all(axis.stride == 1 for axis in axes):
         few = pixels <= NHWC_IMAGES_PIXELS * w.shape[0]  # type: ignore[operator]
     else:
         few = pixels <= NHWC_STRIDED_PIXELS or patchify.reads_pixels(axes)
-    return few and all(axis[4] >= 0 for axis in transposed(axes))
+    return few and all(axis.padding >= 0 for axis in transposed(axes))
 
 
 def is_filters_gradient_by_nhwc(how: Options, x: Shaped, w: Shaped, out: Sequence[Size]) -> bool:
@@ -321,7 +322,8 @@ def is_filters_gradient_by_nhwc(how: Options, x: Shaped, w: Shaped, out: Sequenc
 
 def _share(axes: Sequence[Axis]) -> float:
     """The share of computed positions that are pixels: tiles include positions between rows."""
-    (_, high, *_), (_, wide, taps, stride, _, dilation) = [(1, 1), *axes][-2:]
-    apart = wide + (taps - 1) * dilation // stride
-    places = high * wide if of_one_pixel(axes) else (high - 1) * apart + wide
-    return float(high * wide / (-(-places // CONVOLUTION_TILE) * CONVOLUTION_TILE))
+    rows, columns = [UNIT_AXIS, *axes][-2:]
+    apart = columns.out + (columns.taps - 1) * columns.dilation // columns.stride
+    pixels = rows.out * columns.out
+    places = pixels if of_one_pixel(axes) else (rows.out - 1) * apart + columns.out
+    return float(pixels / (-(-places // CONVOLUTION_TILE) * CONVOLUTION_TILE))

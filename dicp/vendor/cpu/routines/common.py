@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
@@ -139,8 +139,30 @@ class Group:
         return {n + self.ending: _body(b, element) for n, b in GROUPS[self.name].items()}
 
 
-Axis = tuple[Any, ...]
-"""A convolution's input size, output size, taps, stride, padding, dilation; a `d_axis` in C++."""
+class Axis(NamedTuple):
+    """A spatial axis of a convolution; a `d_axis` in C++."""
+
+    size: Any
+    """Of the images."""
+    out: Any
+    """The size of the result."""
+    taps: Any
+    stride: Any
+    padding: Any
+    dilation: Any
+
+    def is_known(self) -> bool:
+        """Whether no entry is symbolic."""
+        return all(isinstance(n, int) for n in self)
+
+    def starts_in_padding(self) -> bool:
+        """Whether the first pixel of the result is known to read nothing but padding."""
+        known = all(isinstance(n, int) for n in (self.taps, self.padding, self.dilation))
+        return known and self.padding > (self.taps - 1) * self.dilation
+
+
+UNIT_AXIS = Axis(1, 1, 1, 1, 0, 1)
+"""The axis that a convolution over one axis lacks beside one over two."""
 
 
 class Shaped(Protocol):

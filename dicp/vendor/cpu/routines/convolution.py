@@ -17,6 +17,7 @@ from dicp.vendor.cpu.routines import choice, depthwise, nhwc, patchify
 from dicp.vendor.cpu.routines.choice import Options, in_first_call, of_one_pixel
 from dicp.vendor.cpu.routines.common import (
     LIBRARY_CALLS,
+    UNIT_AXIS,
     Axis,
     are_supported,
     call,
@@ -156,7 +157,7 @@ def _skips_padding(x: Value, w: Value, axes: Sequence[Axis], groups: int) -> Siz
     taps = w.shape[2:]
     if not all(isinstance(n, int) for n in (*w.shape, groups)):
         return 1
-    if all(tap == 1 for tap in taps) or any(map(_reads_only_padding, axes)):
+    if all(tap == 1 for tap in taps) or any(axis.starts_in_padding() for axis in axes):
         return 0
     if groups > 1:
         channels, filters = w.shape[1], w.shape[0] // groups
@@ -166,19 +167,12 @@ def _skips_padding(x: Value, w: Value, axes: Sequence[Axis], groups: int) -> Siz
     return normal(x.shape[0] - 1 + FloorDiv(product(x.shape), EAGER_IM2COL_PIXELS + 1))
 
 
-def _reads_only_padding(axis: Axis) -> bool:
-    """Whether the first pixel of the result reads nothing but padding."""
-    _, _, taps, _, padding, dilation = axis
-    known = all(isinstance(n, int) for n in (taps, padding, dilation))
-    return known and padding > (taps - 1) * dilation
-
-
 def _in_own_kernel(axis: Axis) -> bool:
     """Whether oneDNN's own kernel takes the columns of a convolution; else patches are multiplied.
 
     That for AVX2 has limits where the stride is not 1, and of the columns of padding.
     """
-    _, _, taps, stride, padding, _ = axis
+    taps, stride, padding = axis.taps, axis.stride, axis.padding
     if has_feature("avx512f") or not all(isinstance(n, int) for n in (taps, stride, padding)):
         return True
     return bool(padding <= ONEDNN_PADDING and (taps <= ONEDNN_TAPS or stride == 1))
@@ -190,26 +184,18 @@ def _problem(
     """The images in memory, and the kernels' sizes; `out` has the result's shape and strides."""
     image = _in_rows(lw, x)
     row = image.strides[-2] if len(image.shape) == 4 else 0
-    one = (1, 1, 1, 1, 0, 1)
     if of_one_pixel(axes):  # all its pixels are one row
-        axes = [(product(image.shape[2:]), product(out.shape[2:]), 1, 1, 0, 1)]
-    axes = [one, *axes] if len(axes) == 1 else axes
+        axes = [UNIT_AXIS._replace(size=product(image.shape[2:]), out=product(out.shape[2:]))]
+    axes = [UNIT_AXIS, *axes] if len(axes) == 1 else axes
     sizes = [x.shape[0], w.shape[1], w.shape[0] // groups, groups, *axes[0], *axes[1],
              *image.strides[:2], row, *out.strides[:2], skips]  # fmt: skip
     return image, sizes
 
 
 def _convolved(
-    lw: Lowering,
-    kind: str,
-    x: Value,
-    w: Value,
-    bias: Value | None,
-    out: Ref,
-    axes: Sequence[Axis],
-    groups: int,
-    skips: Size,
-) -> Value:
+    lw: Lowering, kind: str, x: Value, w: Value, bias: Value | None, out: Ref,
+    axes: Sequence[Axis], groups: int, skips: Size,
+) -> Value:  # fmt: skip
     image, sizes = _problem(lw, x, w, axes, groups, out, skips)
     refs = [image, lw.realize_to_read(w, contiguous_strides(w.shape))]
     return call_biased(lw, f"dicp_{kind}", refs, bias, out, sizes)
@@ -252,7 +238,9 @@ def _backward(
     if kind is None:
         return found[0], None
     grad_output, axes = _in_rows(lw, grad), how.axes(x, w, grad.shape)
-    skips = _skips_padding(x, w, axes, how.groups) if all(axis[5] == 1 for axis in axes) else 0
+    skips = (
+        _skips_padding(x, w, axes, how.groups) if all(axis.dilation == 1 for axis in axes) else 0
+    )
     image, sizes = _problem(lw, x, w, axes, how.groups, grad_output, skips)
     (found[1],) = call(lw, f"dicp_{kind}_filters", (image, grad_output), (filters,), sizes)
     return found[0], found[1]

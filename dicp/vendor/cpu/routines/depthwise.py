@@ -36,9 +36,9 @@ def fits(w: Shaped, groups: int) -> bool:
 
 def columns_of(axes: Sequence[Axis]) -> int | None:
     """The filters' width, which is part of the routine's name; None where there is no kernel."""
-    _, _, taps, stride, _, dilation = axes[1]
-    known = taps in DEPTHWISE_TAPS and stride in (1, 2) and dilation == 1
-    return taps if known and isinstance(taps, int) else None
+    axis = axes[1]
+    fits = axis.taps in DEPTHWISE_TAPS and axis.stride in (1, 2) and axis.dilation == 1
+    return axis.taps if fits and isinstance(axis.taps, int) else None
 
 
 def is_better(w: Shaped, out: Sequence[Size], axes: Sequence[Axis]) -> bool:
@@ -65,7 +65,7 @@ def images_gradient(
     taps = columns_of(axes)
     if taps is None or not is_channels_last(images):
         return None
-    if _is_large(w.dtype, images.shape, axes) and all(axis[3] == 1 for axis in axes):
+    if _is_large(w.dtype, images.shape, axes) and all(axis.stride == 1 for axis in axes):
         return None
     refs = (channels_last(lw, grad), _filters(lw, w))
     return call(lw, f"dicp_depthwise_images_{taps}", refs, (images,), _sizes(images, axes))[0]
@@ -78,18 +78,14 @@ def filters_gradient(
 
     Also None where pixels of the result read padding alone: eager multiplies them by its zeros.
     """
-    for _, _, taps, _, padding, dilation in axes:
-        if isinstance(padding, int) and padding > (taps - 1) * dilation:
-            return None
+    if any(axis.starts_in_padding() for axis in axes):
+        return None
     images = [lw.realize(v) for v in (x, grad)]
     if not are_supported(*images) or not all(map(is_channels_last, images)):
         return None
     wide = filters.dtype == torch.float32
-    into = (
-        filters
-        if wide
-        else lw.temp(filters.shape, torch.float32, contiguous_strides(filters.shape))
-    )
+    steps = contiguous_strides(filters.shape)
+    into = filters if wide else lw.temp(filters.shape, torch.float32, steps)
     rows, columns = into.shape[2:]
     if into.strides[0] != rows * columns or into.strides[2:] != (columns, 1):
         return None
@@ -100,7 +96,7 @@ def filters_gradient(
 
 
 def _is_large(dtype: torch.dtype, images: Sequence[Size], axes: Sequence[Axis]) -> bool:
-    if dtype == torch.float32 or axes[1][2] != DEPTHWISE_TAPS[0]:
+    if dtype == torch.float32 or axes[1].taps != DEPTHWISE_TAPS[0]:
         return False
     size = product(images)
     return isinstance(size, int) and size > MAX_DEPTHWISE

@@ -51,7 +51,7 @@ def images_gradient(
 ) -> Value:
     """The gradient of a convolution's images; with a bias, a transposed convolution."""
     name = "dicp_nhwc_strided"
-    if all(axis[3] == 1 for axis in axes):  # a convolution at stride 1
+    if all(axis.stride == 1 for axis in axes):  # a convolution at stride 1
         name, axes = "dicp_nhwc", choice.transposed(axes)
     refs = [channels_last(lw, grad), channels_last(lw, w)]
     sizes = _sizes(refs[0], w.shape[1], axes, refs[1])
@@ -64,8 +64,8 @@ def _sizes(
     """The kernels' sizes for channels-last images; `weights`: of a gradient of images."""
     image, _, row, pixel = images.strides
     # As oneDNN does in bfloat16, small images too; on tile registers only images of one pixel.
-    padded = has_tiles() and any(axis[0] != 1 for axis in axes)
-    skips = not padded and any(axis[2] != 1 for axis in axes)
+    padded = has_tiles() and any(axis.size != 1 for axis in axes)
+    skips = not padded and any(axis.taps != 1 for axis in axes)
     steps = (0, 0, 0) if weights is None else (weights.strides[0], *weights.strides[2:])
     layout = (image, row, pixel, int(skips), int(weights is not None), *steps)
     return [*images.shape[:2], filters, *axes[0], *axes[1], *layout]

@@ -24,25 +24,22 @@ def _is_cut(axis: Axis) -> bool:
     size, out, taps, stride, padding, dilation = axis
     if (taps, stride, padding) == (1, 1, 0):
         return True
-    known = all(isinstance(n, int) for n in axis)
-    return known and taps == stride and padding == 0 and dilation == 1 and size == out * taps
+    return axis.is_known() and (stride, padding, dilation, size) == (taps, 0, 1, out * taps)
 
 
 def reads_pixels(axes: Sequence[Axis]) -> bool:
     """Whether filters are 1x1, without padding, and all sizes are known."""
-    known = all(isinstance(n, int) for axis in axes for n in axis)
-    return known and all((axis[2], axis[4]) == (1, 0) for axis in axes)
+    return all(axis.is_known() and (axis.taps, axis.padding) == (1, 0) for axis in axes)
 
 
 def pixels_read(lw: Lowering, x: Value, axes: Sequence[Axis]) -> tuple[Value, list[Axis]]:
     """The pixels that 1x1 filters read, and their axes at stride 1; others as they are."""
     if not reads_pixels(axes):
         return x, list(axes)
-    high, wide = axes
-    shape = (*x.shape[:2], high[1], wide[1])
-    steps = (1, 1, high[3], wide[3])
+    shape = (*x.shape[:2], *(axis.out for axis in axes))
+    steps = (1, 1, *(axis.stride for axis in axes))
     read = lw.view(x, shape, lambda idx: [i * step for i, step in zip(idx, steps, strict=True)])
-    return read, [(axis[1], axis[1], 1, 1, 0, 1) for axis in axes]
+    return read, [Axis(axis.out, axis.out, 1, 1, 0, 1) for axis in axes]
 
 
 def convolved(
@@ -68,7 +65,7 @@ def gradients(
     found: list[Value | None] = [None, None]
     grad_output = lw.reshape(lw.permute(grad, [0, 2, 3, 1]), (count, o))
     if images is not None:
-        whole = all(axis[2] == 1 for axis in axes)
+        whole = all(axis.taps == 1 for axis in axes)
         into = images if whole else lw.temp((count, size), w.dtype)
         refs = [lw.realize(grad_output), lw.realize(_filters(lw, w))]
         made = multiplied(lw, refs, into, (1, count, size, o), (0, size))
@@ -95,24 +92,21 @@ def transposed(lw: Lowering, x: Value, w: Value, bias: Value | None, out: Ref) -
 
 
 def _count(x: Value, axes: Sequence[Axis]) -> Size:
-    return product((x.shape[0], *(axis[1] for axis in axes)))
+    return product((x.shape[0], *(axis.out for axis in axes)))
 
 
 def _patchified(lw: Lowering, x: Value, axes: Sequence[Axis]) -> Value:
     """A row for each patch: its pixels in order, channels last."""
-    n, c = x.shape[:2]
-    (_, high, rows, *_), (_, wide, columns, *_) = axes
-    split = lw.reshape(x, (n, c, high, rows, wide, columns))
-    return lw.reshape(
-        lw.permute(split, [0, 2, 4, 3, 5, 1]), (_count(x, axes), product((rows, columns, c)))
-    )
+    (n, c), (rows, columns) = x.shape[:2], axes
+    split = lw.reshape(x, (n, c, rows.out, rows.taps, columns.out, columns.taps))
+    size = product((rows.taps, columns.taps, c))
+    return lw.reshape(lw.permute(split, [0, 2, 4, 3, 5, 1]), (_count(x, axes), size))
 
 
 def _joined(lw: Lowering, made: Value, shape: Sequence[Size], axes: Sequence[Axis]) -> Value:
     """The images whose patches are the rows of `made`."""
-    n, c = shape[:2]
-    (_, high, rows, *_), (_, wide, columns, *_) = axes
-    split = lw.reshape(made, (n, high, wide, rows, columns, c))
+    (n, c), (rows, columns) = shape[:2], axes
+    split = lw.reshape(made, (n, rows.out, columns.out, rows.taps, columns.taps, c))
     return lw.reshape(lw.permute(split, [0, 5, 1, 3, 2, 4]), shape)
 
 
