@@ -60,9 +60,8 @@ def explain(
     compiled = torch.compile(fn, backend=compiler, dynamic=dynamic)
     results = compiled(*args, **kwargs)
     differentiable = [
-        r for r in pytree.tree_leaves(results)
-        if isinstance(r, torch.Tensor) and r.requires_grad
-    ]  # fmt: skip
+        r for r in pytree.tree_leaves(results) if isinstance(r, torch.Tensor) and r.requires_grad
+    ]
     if differentiable:
         grads = [torch.ones_like(r) for r in differentiable]
         inputs = [

@@ -16,9 +16,7 @@ from dicp.torch_private import TorchDynamoException
 T = TypeVar("T")
 
 
-def attempt(
-    target: Target, config: Config, work: Callable[[], T], eagerly: Callable[[], T]
-) -> T:  # fmt: skip
+def attempt(target: Target, config: Config, work: Callable[[], T], eagerly: Callable[[], T]) -> T:
     """The result of `work`; where that fails and `config` asks for it, a warning and `eagerly`.
 
     Raises UnsupportedOperatorError (the user forbids eager operators) and what Dynamo raises to

@@ -149,9 +149,7 @@ def interpolation(taps: Taps) -> Callable[..., Any]:
     infinity.
     """
 
-    def rule(
-        input: Tensor, output_size: Sequence[Any], align_corners: bool, *factors: Any
-    ) -> Any:  # fmt: skip
+    def rule(input: Tensor, output_size: Sequence[Any], align_corners: bool, *factors: Any) -> Any:
         if not input.is_floating_point():
             return NotImplemented
         dtype = opmath_dtype(input.dtype)
@@ -202,9 +200,7 @@ def _along_each_axis(
     return result
 
 
-def _between_corners(
-    input: Tensor, dtype: torch.dtype, axes: Sequence[Sequence[Tap]]
-) -> Tensor:  # fmt: skip
+def _between_corners(input: Tensor, dtype: torch.dtype, axes: Sequence[Sequence[Tap]]) -> Tensor:
     """Interpolated along all axes at once: for fewer rows than the input has, and where vectors run
     along channels."""
     last = len(axes) - 1

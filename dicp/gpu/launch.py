@@ -77,9 +77,7 @@ class LaunchPlan(Generic[AnyJob]):
             if b["role"] in ("input", "constant") or slot in made_by_calls
         }  # fmt: skip
         """Buffers that the program does not allocate: only a run knows their alignment."""
-        self.places = [
-            place_of(self.buffers, k, made_by_calls) for k in range(len(self.buffers))
-        ]  # fmt: skip
+        self.places = [place_of(self.buffers, k, made_by_calls) for k in range(len(self.buffers))]
 
     def variant(
         self,

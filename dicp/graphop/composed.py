@@ -116,7 +116,7 @@ COMPOSED |= {
     "FloorMod": lambda g, x, y: g.sub(x, g.mul(floor_div(g, x, y), y)),
     "SigmoidGrad": lambda g, y, dy: g.mul(dy, g.mul(y, g.sub(1.0, y))),
     "TanhGrad": lambda g, y, dy: g.mul(dy, g.sub(1.0, g.op("Square", y))),
-}  # fmt: skip
+}
 
 
 # ---- shapes --------------------------------------------------------------------------------------

@@ -75,8 +75,7 @@ def watch(
         return None
     known = {edge: k for k, edge in enumerate(edges.edges) if edge is not None}
     first_of = [None if e is None else known[e] for e in edges.edges]  # one tensor given twice
-    nodes = [(n, p) for n, p in _nodes([results[k].grad_fn for k in recorded], known, most)
-             if p]  # fmt: skip
+    nodes = [(n, p) for n, p in _nodes([results[k].grad_fn for k in recorded], known, most) if p]
     if not nodes:
         return None
     found = Gradients([None] * len(results), [None] * len(edges.edges), recorded, len(nodes))

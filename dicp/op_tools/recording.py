@@ -178,8 +178,7 @@ class Recorder:
             self._numbers += 1
             self.calls.append(call)
             state = torch.get_rng_state()
-            facts = {"operator": kind, "module": path,
-                     "random_state": bytes(state.numpy()).hex()}  # fmt: skip
+            facts = {"operator": kind, "module": path, "random_state": bytes(state.numpy()).hex()}
             with FRAME.unhooked(), torch.no_grad():
                 self.sink.save(call.folder, "input", {"args": args, "kwargs": kwargs}, facts)
             edges = InputEdges.of(args, kwargs)

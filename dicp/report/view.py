@@ -106,7 +106,7 @@ def _box(step: Record, sharing: int, record: Record, times: Record, roofline: Ro
         "limit": limit,
         "bound": bound,
         "failed": [],
-    }  # fmt: skip
+    }
 
 
 def _kind(step: Record, decisions: Mapping[str, str]) -> str:

@@ -67,9 +67,7 @@ def gelu_tanh(x: Term) -> Term:
 def _applies(match: Match, context: PassContext) -> bool:
     x = value_of(match["x"])
     root = value_of(match.nodes[0])
-    return (
-        isinstance(x, torch.Tensor) and x.dtype.is_floating_point and x.dtype == root.dtype
-    )  # fmt: skip
+    return isinstance(x, torch.Tensor) and x.dtype.is_floating_point and x.dtype == root.dtype
 
 
 def _gelu(approximate: str) -> Callable[[Rewriter, fx.Node], fx.Node]:
@@ -80,8 +78,6 @@ def _gelu(approximate: str) -> Callable[[Rewriter, fx.Node], fx.Node]:
 
 
 PATTERNS = (
-    Pattern("gelu", "erf", gelu_erf, _gelu("none"), _applies,
-            (frozenset({aten.erf.default}),)),
-    Pattern("gelu", "tanh", gelu_tanh, _gelu("tanh"), _applies,
-            (frozenset({aten.tanh.default}),)),
-)  # fmt: skip
+    Pattern("gelu", "erf", gelu_erf, _gelu("none"), _applies, (frozenset({aten.erf.default}),)),
+    Pattern("gelu", "tanh", gelu_tanh, _gelu("tanh"), _applies, (frozenset({aten.tanh.default}),)),
+)

@@ -390,8 +390,7 @@ def hypot(g: Ops, x: Value, y: Value) -> Value:
     large, small = g.op("Maximum", a, b), g.op("Minimum", a, b)
     ratio = g.div(small, large)
     root = g.mul(large, g.op("Sqrt", g.add(g.op("Square", ratio), 1.0)))
-    plain = g.op("LogicalOr", g.op("Equal", large, g.number(0, large.dtype)),
-                 g.op("IsInf", small))  # fmt: skip
+    plain = g.op("LogicalOr", g.op("Equal", large, g.number(0, large.dtype)), g.op("IsInf", small))
     result = g.op("Select", plain, large, root)
     infinite = g.op("LogicalOr", g.op("IsInf", a), g.op("IsInf", b))
     return g.cast(g.where(infinite, math.inf, result, result.dtype), g.dtype)

@@ -37,8 +37,7 @@ def _weights(
     rounded = g.const(0.5, dtype)
     first = g.op("Floor", g.add(g.sub(center, support), rounded))
     last = g.op("Floor", g.add(g.add(center, support), rounded))
-    inside = g.op("LogicalAnd", g.op("GreaterEqual", element, first),
-                  g.op("Less", element, last))  # fmt: skip
+    inside = g.op("LogicalAnd", g.op("GreaterEqual", element, first), g.op("Less", element, last))
     distance = g.op("Abs", g.op("Div", g.sub(g.add(element, 0.5), center), support))
     triangle = g.op("Relu", g.op("Sub", one, distance))
     weights = g.where(inside, triangle, 0.0, dtype)

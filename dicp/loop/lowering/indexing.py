@@ -174,10 +174,9 @@ def index_coords(
     _, shape, start = index_layout(x, indices)
     kinds = _kinds_of_indices(lw, len(indices))
     places = [
-        None if index is None
-        else kind(lw, index, x.shape[axis], wrap=True, count=product(shape))
+        None if index is None else kind(lw, index, x.shape[axis], wrap=True, count=product(shape))
         for axis, (index, kind) in enumerate(zip(indices, kinds, strict=True))
-    ]  # fmt: skip
+    ]
     places += [None] * (x.ndim - len(places))
 
     def coords(idx: Sequence[Index]) -> list[Index]:

@@ -288,14 +288,11 @@ def _grouped(
     lw.require(sympy.Eq(remainder(c, groups), 0), "the channels may not divide into groups")
     each = normal(floor_division(c, groups))
     rows = lw.reshape(x, (n, c, hw))
-    whole = lw.view(
-        rows, (n, groups, each, hw), lambda i: (i[0], i[1] * each + i[2], i[3])
-    )  # fmt: skip
+    whole = lw.view(rows, (n, groups, each, hw), lambda i: (i[0], i[1] * each + i[2], i[3]))
     w, b = (
-        None if v is None
-        else lw.view(v, (1, groups, each, 1), lambda i: (i[1] * each + i[2],))
+        None if v is None else lw.view(v, (1, groups, each, 1), lambda i: (i[1] * each + i[2],))
         for v in (weight, bias)
-    )  # fmt: skip
+    )
     return whole, w, b
 
 

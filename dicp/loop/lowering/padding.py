@@ -53,7 +53,7 @@ def _replicated(at: Index, last: Index) -> Expr:
 
 def _sources(
     fold: Fold, idx: Sequence[Index], shape: Sequence[Size], padding: Sequence[Any]
-) -> list[Index]:  # fmt: skip
+) -> list[Index]:
     """Coordinates in the unpadded tensor of the element that the padded one holds at `idx`."""
     result = list(idx)
     for k in range(len(padding) // 2):

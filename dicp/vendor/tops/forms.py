@@ -74,7 +74,7 @@ FORMS |= {
     "BroadcastTo": lambda g, x, shape: g.broadcast(x, known(shape)),
     "Fill": lambda g, dims, value: g.broadcast(value, known(dims)),
     "Concat": lambda g, parts, concat_dim, N: g.concat(parts, concat_dim),
-}  # fmt: skip
+}
 
 
 @form("StridedSlice")
@@ -126,7 +126,7 @@ def top_k(g: Hlir, x: Value, k: Value, sorted: bool, dim: int, largest: bool) ->
 
 FORMS |= {
     "Softmax": lambda g, x, axes: g.hlir("Softmax", x, axis=axes[0], accurate=True),
-}  # fmt: skip
+}
 
 
 # ---- products ------------------------------------------------------------------------------------
@@ -177,7 +177,7 @@ FORMS |= {
     "Gather": lambda g, x, indices, axis: _take(g, x, indices, known(axis)[0] % x.ndim),
     "ScatterNDUpdate": lambda g, x, indices, updates: _scatter(g, x, indices, updates, "none"),
     "ScatterNDAdd": lambda g, x, indices, updates: _scatter(g, x, indices, updates, "add"),
-}  # fmt: skip
+}
 
 
 @form("GatherND")

@@ -58,7 +58,7 @@ MASKS: dict[str, Rewrite] = {
     "ReduceProd": masks(_axes, lambda dtype: 1),
     "ReduceSum": masks(_axes, lambda dtype: 0),
     "Slice": _slice,
-}  # fmt: skip
+}
 """By operator: its operands masked where it works along a padded dimension."""
 CHECKS: dict[str, Check] = {
     **dict.fromkeys((*ELEMENTWISE, *MASKS, "BroadcastInDim", "Gather", "Iota", "Reshape",

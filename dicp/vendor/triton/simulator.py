@@ -253,10 +253,10 @@ def _module(name: str) -> Any:
 def _without_triton() -> dict[str, ModuleType]:
     """Removes and returns Triton's modules, but the native library: it cannot be loaded twice."""
     names = [
-        name for name in sys.modules
-        if (name == "triton" or name.startswith("triton."))
-        and not name.startswith("triton._C")
-    ]  # fmt: skip
+        name
+        for name in sys.modules
+        if (name == "triton" or name.startswith("triton.")) and not name.startswith("triton._C")
+    ]
     return {name: sys.modules.pop(name) for name in names}
 
 

@@ -100,7 +100,7 @@ class Compiler:
             (self.places[name], index)
             for name, indices in self.graph["outputs"]
             for index in indices
-        ]  # fmt: skip
+        ]
         count = len(self.graph["inputs"])
         if sorted(self.inputs) != list(range(count)):
             raise Refused(f"Data indices are {sorted(self.inputs)}, not those of {count} inputs")

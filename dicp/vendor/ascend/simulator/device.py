@@ -56,9 +56,8 @@ def with_own_names(text: str, ports: Mapping[tuple[str, str], str]) -> str:
         ]
         for part in ("descs", "counts"):
             op[part] = [
-                (direction, own.get((kind, port), port), rest)
-                for direction, port, rest in op[part]
-            ]  # fmt: skip
+                (direction, own.get((kind, port), port), rest) for direction, port, rest in op[part]
+            ]
     return json.dumps(graph)
 
 

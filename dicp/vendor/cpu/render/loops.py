@@ -228,9 +228,7 @@ class Loops(Strips, Generic[F]):
         """What keeps the compiler from vectorizing the loops around, where the form asks for it."""
         return [f'{margin(indent)}asm("");  // rows are not vectorized'] * self.form.scalar_rows
 
-    def _outer_loops(
-        self, loops: Sequence[Var], inner: list[str], team: Team | None
-    ) -> list[str]:  # fmt: skip
+    def _outer_loops(self, loops: Sequence[Var], inner: list[str], team: Team | None) -> list[str]:
         return self._divided(team, self._nest(loops, inner, 1))
 
     def _divided(self, team: Team | None, loop: list[str]) -> list[str]:

@@ -165,7 +165,7 @@ class ColumnsWriter(Loops[Columns]):
             *inside,
             *(f"{own}  column_{s.name}[{column.key} - tile] += rows_{s.name};" for s in sums),
             f"{own}}}",
-        ]  # fmt: skip
+        ]
         if block is not None:
             loop = self._in_converted_blocks(block, [], converted, loop, indent)
         return [

@@ -100,16 +100,16 @@ class Passes(Loops[F]):
 
     def _pass_body(
         self, over: Pass, scope: Scope, first_range: Range | None, last_range: Range | None
-    ) -> None:  # fmt: skip
+    ) -> None:
         stmts = over.phase.stmts
         if not over.loops:
             self.statements(stmts)
             return
         outer, last = over.loops[:-1], over.loops[-1]
         middle = self.push(outer, scope.indent + len(outer)) if outer else scope
-        simd = self._simd([
-            s for s in stmts if isinstance(s, (Reduce, Scan)) and s not in over.extrema
-        ])  # fmt: skip
+        simd = self._simd(
+            [s for s in stmts if isinstance(s, (Reduce, Scan)) and s not in over.extrema]
+        )
         half = half_vectors(over.half_vectors)
         pragma = [] if over.serial else [margin(middle.indent) + simd + half]
         limits = last_range if outer else first_range
@@ -133,7 +133,7 @@ class Passes(Loops[F]):
 
     def _in_blocks(
         self, over: Pass, loop: list[str], indent: int, limits: Range | None
-    ) -> list[str]:  # fmt: skip
+    ) -> list[str]:
         """The last loop in blocks, each with its own accumulators of sums and extrema."""
         var, long, places = over.loops[-1], over.blocks, over.extrema
         low, high = limits or ("0", self.size(var.size))
@@ -160,7 +160,7 @@ class Passes(Loops[F]):
             *("  " + line for line in loop),
             *ends,
             f"{margin(indent)}}}",
-        ]  # fmt: skip
+        ]
 
     def _kept_blocks(self, place: Reduce, count: int, pad: str) -> list[str]:
         """Buffers for the values of the current block and of the block with the extremum so far.
@@ -183,9 +183,7 @@ class Passes(Loops[F]):
             lines.append(f"{pad}{local(best.name)} = {local(name)};")
         return lines
 
-    def _in_lines(
-        self, over: Pass, strip: Strip, indent: int, limits: Range | None
-    ) -> list[str]:  # fmt: skip
+    def _in_lines(self, over: Pass, strip: Strip, indent: int, limits: Range | None) -> list[str]:
         """The loops a line at a time. Long sums have lane accumulators for each block, which are
         then added to lanes of double: folding lanes costs as much as several lines."""
         count, sums = strip.lanes, over.blocks
@@ -201,9 +199,7 @@ class Passes(Loops[F]):
             *self._fold_lane_accumulators(others, count, indent),
         ]  # fmt: skip
 
-    def _in_groups(
-        self, over: Pass, strip: Strip, indent: int, limits: Range | None
-    ) -> list[str]:  # fmt: skip
+    def _in_groups(self, over: Pass, strip: Strip, indent: int, limits: Range | None) -> list[str]:
         """Blocks of whole iterations of the first loop."""
         outer, last = over.loops
         low, high = limits or ("0", self.size(outer.size))
@@ -222,7 +218,7 @@ class Passes(Loops[F]):
 
     def _in_lines_of_rows(
         self, over: Pass, strip: Strip, indent: int, limits: Range | None
-    ) -> list[str]:  # fmt: skip
+    ) -> list[str]:
         """Blocks of the last loop, and its elements beyond whole lines."""
         outer, last, count = over.loops[:-1], over.loops[-1], strip.lanes
         middle = self.push(outer, indent + len(outer))
@@ -249,7 +245,7 @@ class Passes(Loops[F]):
             *self._scalar_rows(middle.indent),
             f"{pad}const int64_t {whole} = {low} + ({high} - {low}) / {count} * {count};",
             *blocks,
-        ]  # fmt: skip
+        ]
         if not isinstance(last.size, int) or last.size % count or limits:
             lines += self._remainder(over, middle.indent, (whole, high))
         self.pop(middle)

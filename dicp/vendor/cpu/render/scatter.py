@@ -14,28 +14,21 @@ class ScatteredWriter(Loops[Scattered]):
     else one thread runs all."""
 
     def lines(self) -> list[str]:
-        rows, owned = self.kernel.parallel, self.form.owned
-        last = rows[-1]
-        scope = self.push(rows[:-1], 2 + len(rows[:-1]) if owned else 1 + len(rows[:-1]))
+        (*outer, last), owned = self.kernel.parallel, self.form.owned
+        indent = 2 if owned else 1
+        scope = self.push(outer, indent + len(outer))
         bounds = ("low", "high") if owned else None
         pragma = [f"{margin(scope.indent)}#pragma omp simd"] if owned else []
         loop = self._inner_loop(self.kernel.stmts(), last, scope.indent, pragma, bounds)
-        inner = [*scope.lines, *loop]
-        lines: list[str] = []
-        base = 1
+        lines = self._nest(outer, [*scope.lines, *loop], indent)
         if owned:
             size = self.size(last.size)
-            base = 2
             lines = [
                 f"  for (int64_t chunk = 0; chunk < d_strips({size}); ++chunk) {{",
                 f"    const int64_t low = chunk * {size} / d_strips({size}), "
                 f"high = (chunk + 1) * {size} / d_strips({size});",
-            ]
-        for depth, var in enumerate(rows[:-1]):
-            lines.append(f"{margin(base + depth)}{self._for_header(var)} {{")
-        lines += inner
-        lines += [f"{margin(base + depth)}}}" for depth in reversed(range(len(rows) - 1))]
-        lines += ["  }"] if owned else []
+                *lines, "  }",
+            ]  # fmt: skip
         return self._divided(self.form.team, lines)
 
 

@@ -101,11 +101,11 @@ class ShortRowsWriter(Loops[ShortRows]):
         return [
             *(f"{pad}{ARRAY_TYPE[s.dtype]} rows_{s.name}[{count}] = {{}};" for s in lets),
             *self._with_conversions(converted, row, loop, depth),
-        ]  # fmt: skip
+        ]
 
     def _with_conversions(
         self, converted: Converted, row: Var, loop: list[str], depth: int
-    ) -> list[str]:  # fmt: skip
+    ) -> list[str]:
         """The `loop` over a tile's rows with what converts their elements, if anything does."""
         if not converted:
             return loop
@@ -146,7 +146,7 @@ class ShortRowsWriter(Loops[ShortRows]):
 
     def _loop_of(
         self, element: Var, lines: list[str], depth: int, bounds: tuple[str, str] | None = None
-    ) -> list[str]:  # fmt: skip
+    ) -> list[str]:
         return [
             f"{margin(depth)}{self._for_header(element, bounds)} {{",
             *lines,
@@ -155,7 +155,7 @@ class ShortRowsWriter(Loops[ShortRows]):
 
     def _in_blocks(
         self, element: Var, lines: list[str], long: list[Reduce], depth: int
-    ) -> list[str]:  # fmt: skip
+    ) -> list[str]:
         """The loop in blocks, each with its own accumulators of long sums."""
         pad, each, count = margin(depth), each_lane(self.form.tile), self.form.tile
         step, size = self.form.block, self.size(element.size)

@@ -33,7 +33,7 @@ class Strips(Conversions):
 
     def _lines_of(
         self, strip: Strip, var: Var, indent: int, bounds: tuple[str, str] | None = None
-    ) -> list[str]:  # fmt: skip
+    ) -> list[str]:
         """The loop itself: results are computed in registers and stored a line at once."""
         part, count, non_temporal = strip.range, strip.lanes, strip.non_temporal
         pad, inner = margin(indent + 1), margin(indent + 2)

@@ -172,9 +172,8 @@ class Inner(Chooser):
         passes = [p for p in self.kernel.phases if p.level == "reduction"]
         found = passes[1:-1] or passes[1:]
         return [
-            p for p in found
-            if not (self._block(p, True) and any(map(is_floating_sum, p.stmts)))
-        ]  # fmt: skip
+            p for p in found if not (self._block(p, True) and any(map(is_floating_sum, p.stmts)))
+        ]
 
     def _online(self, phase: Phase, sums: Phase) -> tuple[Reduce, Reduce] | None:
         """The maximum and the sum of an online softmax in blocks, if the row is long enough."""
@@ -277,7 +276,7 @@ class Inner(Chooser):
 
     def _guessed_phases(
         self, prefetch: Mapping[Phase, Sequence[Read]]
-    ) -> dict[Phase, list[RowStep]]:  # fmt: skip
+    ) -> dict[Phase, list[RowStep]]:
         """What replaces the phase of a row's sum and the one of its deviations from the mean, where
         neither computes anything else."""
         loops, sums = self.kernel.reduction, deviations(self.kernel)
@@ -295,7 +294,7 @@ class Inner(Chooser):
 
     def _guessed(
         self, sums: Deviations, loops: Sequence[Var], prefetch: Sequence[Read] = ()
-    ) -> form.Guessed:  # fmt: skip
+    ) -> form.Guessed:
         """The passes that compute a row's sum together with those over deviations from its mean."""
         total, name = sums.total, sums.squares.name
         guess = replace(total, name=f"guess_{name}")
