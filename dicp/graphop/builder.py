@@ -164,7 +164,7 @@ class Builder(abc.ABC):
         given = (content,) if shape == () else tuple(content)
         numbers = tuple(converted(number, dtype) for number in given)
         if None in numbers:
-            raise NoRule(f"{content} as {dtype}")
+            raise NoRule(f"the conversion of {content} to {dtype} is undefined")
         key = (dtype, shape, tuple((type(n), str(n)) for n in numbers))
         if key not in self._constants:
             known = given if all(isinstance(n, int) for n in given) else None

@@ -200,7 +200,7 @@ class Lowering:
         args = self._arguments(node.args, sites)
         kwargs = self._arguments(dict(node.kwargs), sites)
         if outside_domain(node.target, args, kwargs, self.builder.proves):
-            raise NoRule("eager may refuse these numbers")
+            raise NoRule("arguments that eager may refuse")
         result = rule.function(self.builder, *args, **kwargs)
         for site in sites:
             self._checks.add(node, site, self.value(self.env[site.node]))  # type: ignore[union-attr]

@@ -247,7 +247,7 @@ def kthvalue(
     g: Ops, x: Value, k: Any, dim: int = -1, keepdim: bool = False
 ) -> tuple[Value, Value | None]:
     if g.is_read(1):
-        raise NoRule("the position among equal values is wherever eager's selection leaves it")
+        raise NoRule("a position among equal values, which eager's selection algorithm determines")
     if x.ndim == 0:
         return g.op("Identity", x), None
     dim %= x.ndim
@@ -319,7 +319,7 @@ def bucketize(
 def mode(g: Ops, x: Value, dim: int = -1, keepdim: bool = False) -> tuple[Value, Value | None]:
     """The smallest of the most frequent values."""
     if g.is_read(1):
-        raise NoRule("the position is wherever eager's sort leaves it")
+        raise NoRule("a position among equal values, which eager's sort determines")
     if x.dtype.is_floating_point:
         raise NoRule("the mode of floating-point numbers, among which NaN may be")
     if x.ndim == 0:

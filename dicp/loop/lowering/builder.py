@@ -292,7 +292,7 @@ class GraphBuilder:
                 return ir.cast(symbolic_float(value), dtype)
             value = int(value) if value.is_Integer else float(value)
         if isinstance(value, complex) or converted(value, dtype) is None:
-            raise NoRule(f"{value} as {dtype}")
+            raise NoRule(f"the conversion of {value} to {dtype} is undefined")
         return ir.const(value, dtype)
 
     def real(self, value: Any, dtype: torch.dtype) -> Expr:

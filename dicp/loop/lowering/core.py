@@ -153,7 +153,7 @@ class Lowering(GraphBuilder):
         """The result of the rule for `node`, or of its arithmetic on sizes."""
         args, kwargs = map_arg((node.args, node.kwargs), self.env.__getitem__)
         if outside_domain(node.target, args, kwargs, self.proves):
-            raise NoRule("eager may refuse these numbers")
+            raise NoRule("arguments that eager may refuse")
         if entry is None:
             return evaluate_size(node, args, kwargs)
         first = len(self.graph.nodes)

@@ -28,7 +28,7 @@ def nll_loss_forward(
     dtype = opmath_dtype(x.dtype)
     rows = x.shape[:-1]
     if x.shape[-1] == 0:
-        raise NoRule("no class to pick from")
+        raise NoRule("a loss over an empty axis of classes")
 
     def picked(idx: tuple[Index, ...]) -> tuple[Expr, Expr]:
         label = target.at(idx if target.ndim else [])

@@ -36,7 +36,7 @@ def generated(
     if lw.context.config.fallback_random:
         raise NoRule("random numbers are left to eager by fallback_random")
     if lw.node.kwargs.get("generator") is not None:
-        raise NoRule("an explicit generator keeps its own state")
+        raise NoRule("draws from an explicit generator")
     meta = lw.meta(output)
     shape = sizes_of(meta.shape)
     seed, site = lw.seed()

@@ -36,7 +36,7 @@ view_rule = VIEWS.register
 def wrap(axis: int, rank: int) -> int:
     """`axis` counted from the first. Raises NoRule for what is none: eager raises its own error."""
     if not -max(rank, 1) <= axis < max(rank, 1):
-        raise NoRule("there is no such dimension")
+        raise NoRule(f"dimension {axis} of a tensor of {rank}, which eager refuses")
     return axis % rank if rank else 0
 
 

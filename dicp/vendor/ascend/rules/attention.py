@@ -37,7 +37,7 @@ def attention(
 ) -> tuple[Value, Value | None]:  # fmt: skip
     """The attention and the logarithm of the sums of exponentials, rows by heads."""
     if dropout_p:
-        raise NoRule("dropout inside attention")
+        raise NoRule("attention with dropout")
     factor = 1.0 / math.sqrt(int(q.shape[-1])) if scale is None else float(scale)
     kind = _fused(g, q, k)
     hidden = _hidden(g, q, k, is_causal, attn_mask) if _fits(g, kind, q, k, v) else None
@@ -60,7 +60,7 @@ def attention_backward(
 ) -> tuple[Value, Value, Value]:  # fmt: skip
     """Gradients of q, k and v."""
     if dropout_p:
-        raise NoRule("dropout inside attention")
+        raise NoRule("attention with dropout")
     factor = 1.0 / math.sqrt(int(q.shape[-1])) if scale is None else float(scale)
     fits = _fits(g, TRAINING_GRAD, q, k, v)
     hidden = _hidden(g, q, k, is_causal, attn_mask) if fits else None
