@@ -13,7 +13,7 @@ from dicp.gpu.facts import DeviceFacts
 from dicp.gpu.passes import Hints, barriers, cache_hints, executed
 from dicp.gpu.precision import variants
 from dicp.gpu.random_groups import limited_stores, words
-from dicp.gpu.thresholds import GUESS, MIN_CROSSING
+from dicp.gpu.thresholds import ASSUMED_SIZE, MIN_CROSSING
 from dicp.gpu.tiles import Tile, numel
 from dicp.loop.ir.expr import Ref
 from dicp.loop.ir.index import Var
@@ -92,7 +92,7 @@ def _form_of(kernel: Kernel, facts: DeviceFacts) -> TileForm:
         return PointTile(Tile({}, False, 1))
     crossing = None
     if kernel.kind == "pointwise":
-        crossing = crossing_loop(kernel, MIN_CROSSING, GUESS)
+        crossing = crossing_loop(kernel, MIN_CROSSING, ASSUMED_SIZE)
     if crossing is None:
         return PointTile(tiles.pointwise(kernel, facts))
     width = min(r.dtype.itemsize for r in _touched(kernel))

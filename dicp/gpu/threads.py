@@ -16,9 +16,9 @@ from dicp.gpu.precision import variants
 from dicp.gpu.random_groups import words
 from dicp.gpu.thresholds import (
     ACCESS_BYTES,
+    ASSUMED_SIZE,
     COLUMN_BLOCK,
     FEW_ROW_POINTS,
-    GUESS,
     MANY_ROWS,
     MAX_GROUP,
     MAX_PERSISTENT,
@@ -152,7 +152,7 @@ def _crossing_threads(kernel: Kernel, facts: DeviceFacts) -> CrossingThreads | N
     """The tile of a pointwise kernel that transposes; None for others."""
     if kernel.kind != "pointwise" or not kernel.parallel:
         return None
-    crossing = crossing_loop(kernel, MIN_CROSSING, GUESS)
+    crossing = crossing_loop(kernel, MIN_CROSSING, ASSUMED_SIZE)
     if crossing is None:
         return None
     last, stored = kernel.parallel[-1], {s.ref.root for s in kernel.stores()}

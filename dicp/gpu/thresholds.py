@@ -10,7 +10,7 @@ from __future__ import annotations
 
 ELEMENTS_A_THREAD = 16
 """Elements of a block per thread: enough loads in flight, few enough for its registers."""
-GUESS = 4096
+ASSUMED_SIZE = 4096
 """The extent assumed for a dynamic size."""
 POINTWISE_BLOCK, MIN_POINTWISE_BLOCK = 1024, 128
 """Elements of a pointwise kernel's block, and what it is halved to while multiprocessors idle."""

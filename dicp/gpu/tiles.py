@@ -12,6 +12,7 @@ import torch
 
 from dicp.gpu.facts import DeviceFacts
 from dicp.gpu.thresholds import (
+    ASSUMED_SIZE,
     COLUMN_ELEMENTS,
     COLUMN_STEPS,
     COLUMN_THREADS,
@@ -19,7 +20,6 @@ from dicp.gpu.thresholds import (
     ELEMENTS_A_LANE,
     ELEMENTS_A_THREAD,
     FEW_COLUMNS,
-    GUESS,
     LIGHT,
     LOOP_BLOCK,
     LOOP_THREADS,
@@ -59,8 +59,8 @@ class Tile:
 
 
 def extent(size: Size) -> int:
-    """A size for choosing a form: GUESS stands for a symbolic one."""
-    return size if isinstance(size, int) else GUESS
+    """A size for choosing a form: ASSUMED_SIZE stands for a symbolic one."""
+    return size if isinstance(size, int) else ASSUMED_SIZE
 
 
 def power_of_two(value: int) -> int:

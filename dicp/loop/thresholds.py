@@ -60,7 +60,7 @@ stored, not inlined (interpolation weights)."""
 
 # ---- order of loops -------------------------------------------------------------------------
 
-GUESS = 256
+ASSUMED_STRIDE = 256
 """The extent assumed for a dynamic stride."""
 STRIDE_POWER, MAX_STRIDE = 0.25, 1e6
 """An access along a loop costs its bytes * stride ** STRIDE_POWER, for strides up to MAX_STRIDE:

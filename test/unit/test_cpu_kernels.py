@@ -731,7 +731,7 @@ ROWS_OF_MOMENTS: dict[str, tuple[tuple[int, ...], Any, Callable[[Tensor], Tensor
 @pytest.mark.parametrize("kind", MOMENTS)
 @pytest.mark.parametrize("rows", ROWS_OF_MOMENTS)
 @pytest.mark.parametrize("symbolic", [False, True])
-def test_moments_about_a_guess(
+def test_shifted_moments(
     kind: str, rows: str, symbolic: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Mean and variance in one pass, whatever the first elements are."""
@@ -742,7 +742,7 @@ def test_moments_about_a_guess(
         return torch.var_mean(x, axes)
 
     x = laid_out(MOMENTS[kind](torch.randn(shape)))
-    assert rows == "planes" or "d_guessed_mean" in text_of(moments, x)
+    assert rows == "planes" or "d_estimated_mean" in text_of(moments, x)
     torch.compiler.reset()
     found = torch.compile(moments, backend="cpugraph", dynamic=symbolic)(x)
     eager, exact = moments(x), moments(x.double())

@@ -16,7 +16,7 @@ class Deviations:
     """The sum of their squares."""
     total: Reduce
     """The sum of the elements, of an earlier pass."""
-    rest: Reduce | None
+    residual: Reduce | None
     """The sum of the deviations themselves, if the kernel computes it in the squares' pass."""
 
     @property
@@ -29,7 +29,7 @@ class Deviations:
     @property
     def sums(self) -> tuple[Reduce, ...]:
         """The sums over deviations."""
-        return (self.squares,) if self.rest is None else (self.rest, self.squares)
+        return (self.squares,) if self.residual is None else (self.residual, self.squares)
 
 
 def deviations(kernel: Kernel) -> list[Deviations]:
@@ -41,11 +41,11 @@ def deviations(kernel: Kernel) -> list[Deviations]:
         for value, stmt in here.items():
             if value.op not in ("mul", "square"):
                 continue
-            away, again = value.args[0], value.args[-1]
-            if away.op != "sub" or again is not away:
+            deviation, again = value.args[0], value.args[-1]
+            if deviation.op != "sub" or again is not deviation:
                 continue
-            element, center = away.args
+            element, center = deviation.args
             if center.op == "reduction_result" and element in sums:
-                found.append(Deviations(stmt, sums[element], here.get(away)))
+                found.append(Deviations(stmt, sums[element], here.get(deviation)))
         sums |= here
     return found

@@ -24,16 +24,16 @@ def memory_indices(kernel: Kernel) -> list[Index]:
     return [item.index for item in kernel.reads()] + [s.index for s in kernel.stores()]
 
 
-def crossing_loop(kernel: Kernel, least: int = 0, guess: int = 0) -> Var | None:
+def crossing_loop(kernel: Kernel, least: int = 0, assumed: int = 0) -> Var | None:
     """The outer loop along which some tensor is contiguous while the last loop strides it.
 
-    Both have at least `least` points; a dynamic size counts as `guess`.
+    Both have at least `least` points; a dynamic size counts as `assumed`.
     """
     last = kernel.parallel[-1]
     for index in memory_indices(kernel):
         for var in kernel.parallel[:-1]:
             if index.coefficient(var) == 1 and index.coefficient(last) not in (0, 1):
-                sizes = (v.size if isinstance(v.size, int) else guess for v in (var, last))
+                sizes = (v.size if isinstance(v.size, int) else assumed for v in (var, last))
                 if all(size >= least for size in sizes):
                     return var
     return None

@@ -23,7 +23,14 @@ from dicp.loop.ir.index import (
     variable,
 )
 from dicp.loop.ir.kernel import Kernel, KernelKind, Phase, Reduce, Store, rewritten
-from dicp.loop.thresholds import ADJACENT, GUESS, MAX_DIVISIONS, MAX_STRIDE, STRIDE_POWER, TIE
+from dicp.loop.thresholds import (
+    ADJACENT,
+    ASSUMED_STRIDE,
+    MAX_DIVISIONS,
+    MAX_STRIDE,
+    STRIDE_POWER,
+    TIE,
+)
 from dicp.origin import Origin
 
 
@@ -119,7 +126,7 @@ class Nest:
         for index, weight in [*self.indices(), *stores]:
             for var in index.variables():
                 c = index.coefficient(var)
-                stride = abs(c) if isinstance(c, int) else GUESS
+                stride = abs(c) if isinstance(c, int) else ASSUMED_STRIDE
                 if stride == 1 and not self._is_table(index, var):
                     total[var] -= weight * ADJACENT
                 elif stride > 1:

@@ -196,37 +196,37 @@ class Online:
 
 
 @dataclass(frozen=True, eq=False)
-class Guessed:
-    """Sums over deviations from a guess of the mean, in one pass over the elements; a second one
-    follows where they show that the guess was far from the mean."""
+class ShiftedSums:
+    """Sums over deviations from a shift, which estimates the mean, in one pass over the elements; a
+    second one follows where they show that the shift was far from the mean."""
 
     sums: Deviations
-    first: int
-    """The most elements by which the mean is guessed."""
-    guess: Pass
+    sample: int
+    """The most elements from which the mean is estimated."""
+    estimate: Pass
     """The sum of the first elements, and that of their squares."""
     over: Pass
-    """The sums over deviations from `middle`."""
+    """The sums over deviations from `shift`."""
 
     @property
-    def middle(self) -> str:
-        """The name of the guess of the mean."""
-        return f"middle_{self.sums.squares.name}"
+    def shift(self) -> str:
+        """The name of the estimate of the mean."""
+        return f"shift_{self.sums.squares.name}"
 
     @property
-    def rest(self) -> str:
+    def residual(self) -> str:
         """The name of the sum of deviations from it."""
-        return f"rest_{self.sums.squares.name}"
+        return f"residual_{self.sums.squares.name}"
 
 
 @dataclass(frozen=True, eq=False)
 class MeanStep:
-    """Sums over deviations from a mean, of those over deviations from guesses of it."""
+    """Sums over deviations from a mean, of those over deviations from shifts near it."""
 
-    found: Guessed
+    found: ShiftedSums
 
 
-RowStep = Phase | Pass | Online | Guessed | MeanStep
+RowStep = Phase | Pass | Online | ShiftedSums | MeanStep
 """What rows are passed over for, one after the other."""
 
 
@@ -281,7 +281,7 @@ class PlaneStep:
     """One pass over all planes."""
 
     over: Pass
-    guessed: tuple[Guessed, ...]
+    shifted: tuple[ShiftedSums, ...]
 
     @property
     def non_temporal(self) -> bool:

@@ -89,9 +89,9 @@ template <class T> struct d_workspace {
   }
   ~d_workspace() { d_free(data); }
 };
-// A guess of the mean of numbers, by the first ones' sum and that of their squares: 0 if the square of
-// their mean is at most a third of their variance.
-d_inline double d_guessed_mean(double sum, double squares, int64_t count) {
+// An estimate of the mean of numbers, by the first ones' sum and that of their squares: 0 if the square
+// of their mean is at most a third of their variance.
+d_inline double d_estimated_mean(double sum, double squares, int64_t count) {
   return sum * sum * 4 <= squares * count ? 0 : sum / count;
 }
 // Whether about their mean, the squares of `count` deviations with this sum would be at least half as

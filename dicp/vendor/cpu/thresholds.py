@@ -86,11 +86,11 @@ HALF_VECTOR, MAX_HALF_ROW = 16, 128
 and its remainder has at least that many elements: they would be computed one by one."""
 MIN_PLANES = 1 << 19
 """Elements below which a core's private caches keep all rows."""
-GUESS = 32
-"""Elements by which the mean of a row is guessed."""
-MIN_GUESSED = 4 * GUESS
-"""Elements of a row below which it is summed first: the guess would be a large part of the pass."""
-MIN_PLANE = GUESS
+SHIFT_SAMPLE = 32
+"""The first elements of a row, from which its mean is estimated."""
+MIN_SHIFTED = 4 * SHIFT_SAMPLE
+"""Elements of a row below which it is summed first: the sample would be much of the pass."""
+MIN_PLANE = SHIFT_SAMPLE
 """Elements of a plane below which its partial sums would be a large part of the traffic."""
 
 # ---- transposes -----------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from dicp.codegen.types import VALUE_TYPE
 from dicp.codegen.values import Scope, local, margin
 from dicp.loop.ir.index import product
 from dicp.loop.ir.kernel import Phase, Reduce, Store
-from dicp.vendor.cpu.form import Guessed, MeanStep, Online, Rows, Split, Team
+from dicp.vendor.cpu.form import MeanStep, Online, Rows, ShiftedSums, Split, Team
 from dicp.vendor.cpu.render.loops import CHUNKS, block_end, half_vectors
 from dicp.vendor.cpu.render.passes import Passes
 
@@ -22,7 +22,7 @@ class RowsWriter(Passes[Rows]):
         for over in form.passes:
             if isinstance(over, Phase):
                 self.statements(over.stmts)
-            elif isinstance(over, Guessed):
+            elif isinstance(over, ShiftedSums):
                 self._sum_and_deviations(over, scope)
             elif isinstance(over, MeanStep):
                 self._about_mean(over.found, scope)
@@ -38,23 +38,23 @@ class RowsWriter(Passes[Rows]):
 
     # ---- moments --------------------------------------------------------------------------------
 
-    def _sum_and_deviations(self, found: Guessed, scope: Scope) -> None:
+    def _sum_and_deviations(self, found: ShiftedSums, scope: Scope) -> None:
         total = found.sums.total
-        self._sums_about_guess(found, scope, product(v.size for v in self.kernel.reduction))
+        self._shifted_sums(found, scope, product(v.size for v in self.kernel.reduction))
         self._named(total, f"sum_{found.sums.squares.name}", scope)
 
-    def _about_mean(self, found: Guessed, scope: Scope) -> None:
-        """The sums over deviations from the mean, of those over deviations from its guess."""
+    def _about_mean(self, found: ShiftedSums, scope: Scope) -> None:
+        """The sums over deviations from the mean, of those over deviations from the shift."""
         sums, size = found.sums, self.size(product(v.size for v in self.kernel.reduction))
-        name, rest = sums.squares.name, found.rest
-        shift, away = f"shift_{name}", f"away_{name}"
+        name, residual = sums.squares.name, found.residual
+        gap, deviation = f"gap_{name}", f"deviation_{name}"
         scope.lines += [
-            f"{margin(scope.indent)}const double {shift} = {local(found.middle)} - "
-            f"(double){local(sums.center.name)}, {away} = {rest} + {size} * {shift};"
+            f"{margin(scope.indent)}const double {gap} = {local(found.shift)} - "
+            f"(double){local(sums.center.name)}, {deviation} = {residual} + {size} * {gap};"
         ]
-        if sums.rest is not None:
-            self._named(sums.rest, away, scope)
-        self._named(sums.squares, f"squares_{name} + {shift} * ({rest} + {away})", scope)
+        if sums.residual is not None:
+            self._named(sums.residual, deviation, scope)
+        self._named(sums.squares, f"squares_{name} + {gap} * ({residual} + {deviation})", scope)
 
     def _named(self, stmt: Reduce, value: str, scope: Scope) -> None:
         ctype, pad = VALUE_TYPE[stmt.dtype], margin(scope.indent)

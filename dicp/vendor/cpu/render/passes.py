@@ -10,7 +10,7 @@ from dicp.codegen.types import VALUE_TYPE, literal
 from dicp.codegen.values import Scope, local, margin
 from dicp.loop.ir.index import Size, Var, product
 from dicp.loop.ir.kernel import Reduce, Scan, ScratchStore
-from dicp.vendor.cpu.form import Guessed, HostForm, Pass, Strip
+from dicp.vendor.cpu.form import HostForm, Pass, ShiftedSums, Strip
 from dicp.vendor.cpu.render.loops import Loops, block_end, half_vectors
 from dicp.vendor.cpu.render.strips import each_lane
 
@@ -57,36 +57,36 @@ class Passes(Loops[F]):
         for place, best in over.extrema.items():
             scope.lines += self._place_found(place, best, over.loops[-1], pad)
 
-    def _sums_about_guess(self, found: Guessed, scope: Scope, count: Size) -> None:
-        """The row's sum and those over deviations from a guess of its mean, which moves to the mean
-        that they give if more than half of the squares is due to its distance from that.
+    def _shifted_sums(self, found: ShiftedSums, scope: Scope, count: Size) -> None:
+        """The row's sum and those over deviations from a shift, an estimate of its mean. The shift
+        moves to the mean if more than half of the squares is due to its distance from that.
 
         Chan, Golub and LeVeque, Algorithms for Computing the Sample Variance (1983).
         """
         pad, size, name = margin(scope.indent), self.size(count), found.sums.squares.name
-        middle, rest, squares = local(found.middle), found.rest, f"squares_{name}"
-        *outer, last = found.guess.loops
-        few = self._at_most(found.first, last.size)
+        shift, residual, squares = local(found.shift), found.residual, f"squares_{name}"
+        *outer, last = found.estimate.loops
+        few = self._at_most(found.sample, last.size)
         ones = ("0", self._at_most(1, outer[0].size)) if outer else ("0", few)
-        self._pass(found.guess, scope, ones, ("0", few))
+        self._pass(found.estimate, scope, ones, ("0", few))
         ctype = VALUE_TYPE[found.sums.total.dtype]
         scope.lines += [
-            f"{pad}{ctype} {middle} = d_guessed_mean({local(f'guess_{name}')}, "
-            f"{local(f'spread_{name}')}, {few});",
-            f"{pad}double {rest}, {squares};",
+            f"{pad}{ctype} {shift} = d_estimated_mean({local(f'sample_sum_{name}')}, "
+            f"{local(f'sample_squares_{name}')}, {few});",
+            f"{pad}double {residual}, {squares};",
             f"{pad}for (bool again = false;; again = true) {{",
         ]
-        self.named_here(found.middle)
+        self.named_here(found.shift)
         block = self.push((), scope.indent + 1)
         self._pass(found.over, block)
         self.pop(block)
         scope.lines += [
             *block.lines,
-            f"{pad}  {rest} = {local(found.rest)}, {squares} = {local(name)};",
-            f"{pad}  if (again || d_is_centred({rest}, {squares}, {size})) break;",
-            f"{pad}  {middle} += {rest} / {size};",
+            f"{pad}  {residual} = {local(found.residual)}, {squares} = {local(name)};",
+            f"{pad}  if (again || d_is_centred({residual}, {squares}, {size})) break;",
+            f"{pad}  {shift} += {residual} / {size};",
             f"{pad}}}",
-            f"{pad}double sum_{name} = {rest} + {size} * (double){middle};",
+            f"{pad}double sum_{name} = {residual} + {size} * (double){shift};",
         ]
 
     def _at_most(self, count: int, size: Size) -> str:

@@ -13,7 +13,7 @@ from dicp.codegen.types import VALUE_TYPE
 from dicp.codegen.values import Scope, local, margin
 from dicp.loop.ir.index import Var
 from dicp.loop.ir.kernel import Kernel, Let, Phase, Reduce, Stmt
-from dicp.vendor.cpu.form import Guessed, MeanStep, Planes, PlaneStep, Team
+from dicp.vendor.cpu.form import MeanStep, Planes, PlaneStep, ShiftedSums, Team
 from dicp.vendor.cpu.render.passes import Passes
 
 
@@ -45,13 +45,13 @@ class PlanesWriter(Passes[Planes]):
         if step.over.phase.stmts:
             self._pass(step.over, scope)
         of_planes: dict[str, tuple[str, str]] = {}
-        for each in step.guessed:
+        for each in step.shifted:
             squares = each.sums.squares.name
-            self._sums_about_guess(each, scope, inner.size)
+            self._shifted_sums(each, scope, inner.size)
             sums[each.sums.total.name] = f"sum_{squares}"
             of_planes |= {
-                f"all_{each.middle}": ("float", local(each.middle)),
-                f"all_{each.rest}": ("double", each.rest),
+                f"all_{each.shift}": ("float", local(each.shift)),
+                f"all_{each.residual}": ("double", each.residual),
                 f"all_{squares}": ("double", f"squares_{squares}"),
             }
         of_planes |= {f"all_{name}": ("double", value) for name, value in sums.items()}
@@ -91,26 +91,26 @@ class PlanesWriter(Passes[Planes]):
         self.pop(scope)
         return [*lines, *self._loop(row, scope, 1)]
 
-    def _about_mean(self, found: Guessed) -> list[str]:
+    def _about_mean(self, found: ShiftedSums) -> list[str]:
         """With y = x - c and d = c - m in a plane of n elements, sum (x - m) = sum y + n d, and
         sum (x - m)^2 = sum y^2 + d (2 sum y + n d), in doubles: both stay exact for equal numbers.
         """
         (row,), (image, inner) = self.kernel.parallel, self.kernel.reduction
         sums = found.sums
-        rest, squares = f"all_{found.rest}", f"all_{sums.squares.name}"
+        residual, squares = f"all_{found.residual}", f"all_{sums.squares.name}"
         arrays = {stmt: f"row_{stmt.name}" for stmt in sums.sums}
-        values = {sums.rest: f"{rest}[{row.key}]", sums.squares: f"{squares}[{row.key}]"}
+        values = {sums.residual: f"{residual}[{row.key}]", sums.squares: f"{squares}[{row.key}]"}
         self.known |= {stmt.name: f"{name}[{row.key}]" for stmt, name in arrays.items()}
-        middle, mean = f"all_{found.middle}[at]", self.known[sums.center.name]
+        shift, mean = f"all_{found.shift}[at]", self.known[sums.center.name]
         return [
             *("  " + self._allocated("float", name, str(row.size)) for name in arrays.values()),
             f"  for (int64_t plane = 0; plane < {image.size}; ++plane)",
             f"    {self._for_header(row)} {{",
             f"      const int64_t at = plane * {row.size} + {row.key};",
-            f"      const double d = {middle} - (double){mean};",
-            f"      const double away = {rest}[at] + {inner.size} * d;",
-            f"      const double all = {squares}[at] + d * ({rest}[at] + away);",
-            f"      {rest}[{row.key}] = plane ? {rest}[{row.key}] + away : away;",
+            f"      const double d = {shift} - (double){mean};",
+            f"      const double deviation = {residual}[at] + {inner.size} * d;",
+            f"      const double all = {squares}[at] + d * ({residual}[at] + deviation);",
+            f"      {residual}[{row.key}] = plane ? {residual}[{row.key}] + deviation : deviation;",
             f"      {squares}[{row.key}] = plane ? {squares}[{row.key}] + all : all;",
             "    }",
             f"  {self._for_header(row)} {{",

@@ -28,16 +28,16 @@ from dicp.vendor.cpu.thresholds import (
     BEYOND_NEAR,
     COLUMN_TILE,
     FEW_ROWS,
-    GUESS,
-    MIN_GUESSED,
     MIN_PLANE,
     MIN_PLANES,
     MIN_SCAN,
+    MIN_SHIFTED,
     PARALLEL_COST,
     PLACE_BLOCK,
     PREFETCH_AHEAD,
     PREFETCH_BYTES,
     SCAN_BLOCK,
+    SHIFT_SAMPLE,
     SHORT_PREFETCHED_ROW,
     SHORT_ROW,
     SUM_ADDITIONS,
@@ -79,13 +79,13 @@ class Inner(Chooser):
     def _passes(self, scan: bool) -> list[RowStep]:
         phases = list(self.kernel.phases)
         prefetch = {} if scan else self._prefetched(self._between())
-        guessed = {} if scan else self._guessed_phases(prefetch)
+        shifted = {} if scan else self._shifted_phases(prefetch)
         found: list[RowStep] = []
         while phases:
             phase = phases.pop(0)
             online = None if prefetch or not phases else self._online(phase, phases[0])
-            if phase in guessed:
-                found += guessed[phase]
+            if phase in shifted:
+                found += shifted[phase]
             elif phase.level == "parallel":
                 found.append(phase)
             elif online is not None:
@@ -260,7 +260,7 @@ class Inner(Chooser):
 
     def _planes(self) -> form.Planes:
         loops = self.kernel.reduction[1:]
-        found = [self._guessed(each, loops) for each in deviations(self.kernel)]
+        found = [self._shifted(each, loops) for each in deviations(self.kernel)]
         early = {stmt for each in found for stmt in (each.sums.total, *each.sums.sums)}
         steps: list[Phase | form.MeanStep | PlaneStep] = []
         for phase in self.kernel.phases:
@@ -274,14 +274,14 @@ class Inner(Chooser):
                 steps.append(PlaneStep(self.pass_over(rest, loops=loops), mine))
         return form.Planes(steps=tuple(steps))
 
-    def _guessed_phases(
+    def _shifted_phases(
         self, prefetch: Mapping[Phase, Sequence[Read]]
     ) -> dict[Phase, list[RowStep]]:
         """What replaces the phase of a row's sum and the one of its deviations from the mean, where
         neither computes anything else."""
         loops, sums = self.kernel.reduction, deviations(self.kernel)
         count = product(v.size for v in loops)
-        if len(sums) != 1 or (isinstance(count, int) and count < MIN_GUESSED):
+        if len(sums) != 1 or (isinstance(count, int) and count < MIN_SHIFTED):
             return {}
         totals, early = (
             next((p for p in self.kernel.phases if set(p.stmts) == set(stmts)), None)
@@ -289,26 +289,26 @@ class Inner(Chooser):
         )
         if totals is None or early is None:
             return {}
-        found = self._guessed(sums[0], loops, prefetch.get(early, ()))
+        found = self._shifted(sums[0], loops, prefetch.get(early, ()))
         return {totals: [found], early: [form.MeanStep(found)]}
 
-    def _guessed(
+    def _shifted(
         self, sums: Deviations, loops: Sequence[Var], prefetch: Sequence[Read] = ()
-    ) -> form.Guessed:
+    ) -> form.ShiftedSums:
         """The passes that compute a row's sum together with those over deviations from its mean."""
         total, name = sums.total, sums.squares.name
-        guess = replace(total, name=f"guess_{name}")
+        sample_sum = replace(total, name=f"sample_sum_{name}")
         square = ir.apply("mul", total.dtype, total.value, total.value)
-        spread = replace(total, name=f"spread_{name}", value=square)
-        middle = ir.result(f"middle_{name}", total.dtype)
-        away = ir.apply("sub", total.dtype, total.value, middle)
-        squares = replace(sums.squares, value=ir.apply("mul", total.dtype, away, away))
-        rest = replace(total, name=f"rest_{name}", value=away)
-        return form.Guessed(
+        sample_squares = replace(total, name=f"sample_squares_{name}", value=square)
+        shift = ir.result(f"shift_{name}", total.dtype)
+        deviation = ir.apply("sub", total.dtype, total.value, shift)
+        squares = replace(sums.squares, value=ir.apply("mul", total.dtype, deviation, deviation))
+        residual = replace(total, name=f"residual_{name}", value=deviation)
+        return form.ShiftedSums(
             sums,
-            GUESS,
-            Pass(Phase("reduction", (guess, spread)), tuple(loops)),
-            self.pass_over(Phase("reduction", (rest, squares)), prefetch=prefetch, loops=loops),
+            SHIFT_SAMPLE,
+            Pass(Phase("reduction", (sample_sum, sample_squares)), tuple(loops)),
+            self.pass_over(Phase("reduction", (residual, squares)), prefetch=prefetch, loops=loops),
         )
 
     # ---- scans ----------------------------------------------------------------------------------

@@ -207,8 +207,9 @@ class Reduction(Writer):
         size, block = self.size(axis.size), axis.block_name
         self.line(f"counts = (({size} + {block} - 1 - {places}) // {block}).to({kind})")
         self.line(f"away = mean_{squares.name} - {whole}")
-        if sums.rest is not None:
-            self.set(local(sums.rest.name), _narrow("d.sum(counts * away)", sums.rest), ROWS)
+        if sums.residual is not None:
+            text = _narrow("d.sum(counts * away)", sums.residual)
+            self.set(local(sums.residual.name), text, ROWS)
         text = f"d.sum(s_{squares.name} + counts * away * away)"
         self.set(local(squares.name), _narrow(text, squares), ROWS)
 
