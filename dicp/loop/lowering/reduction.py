@@ -252,13 +252,9 @@ def moments(
 def _mean_and_variance(
     lw: Lowering, x: Value, axes: Sequence[int], correction: Any
 ) -> tuple[Value, Value]:
-    """`moments` in the dtype in which the target accumulates variances."""
+    """`moments` in the dtype in which the target accumulates variances; no correction means 1."""
     dtype = torch.float64 if lw.wide_variance else opmath_dtype(x.dtype)
-    return moments(lw, x, axes, dtype, correction)
-
-
-def _correction(correction: Any) -> Any:
-    return 1.0 if correction is None else correction
+    return moments(lw, x, axes, dtype, 1.0 if correction is None else correction)
 
 
 @rule(aten.var.correction, aten.var.dim, aten.var.default)
@@ -268,9 +264,10 @@ def var(
 ) -> Value:  # fmt: skip
     if isinstance(dim, bool):
         dim, unbiased = None, dim
+    if unbiased is not None:
+        correction = float(unbiased)
     axes = axes_of(x, dim)
-    free = _correction(correction) if unbiased is None else float(unbiased)
-    _, v = _mean_and_variance(lw, x, axes, free)
+    _, v = _mean_and_variance(lw, x, axes, correction)
     return finish(lw, v, axes, keepdim)
 
 
@@ -279,7 +276,7 @@ def std(
     lw: Lowering, x: Value, dim: Any = None, *, correction: Any = None, keepdim: bool = False
 ) -> Value:
     axes = axes_of(x, dim)
-    _, v = _mean_and_variance(lw, x, axes, _correction(correction))
+    _, v = _mean_and_variance(lw, x, axes, correction)
     return finish(lw, lw.map(lambda e: apply("sqrt", e.dtype, e), v), axes, keepdim)
 
 
@@ -288,7 +285,7 @@ def var_mean(
     lw: Lowering, x: Value, dim: Any = None, *, correction: Any = None, keepdim: bool = False
 ) -> tuple[Value, Value]:
     axes = axes_of(x, dim)
-    mu, v = _mean_and_variance(lw, x, axes, _correction(correction))
+    mu, v = _mean_and_variance(lw, x, axes, correction)
     return finish(lw, v, axes, keepdim, 0), finish(lw, mu, axes, keepdim, 1)
 
 
@@ -297,6 +294,6 @@ def std_mean(
     lw: Lowering, x: Value, dim: Any = None, *, correction: Any = None, keepdim: bool = False
 ) -> tuple[Value, Value]:
     axes = axes_of(x, dim)
-    mu, v = _mean_and_variance(lw, x, axes, _correction(correction))
+    mu, v = _mean_and_variance(lw, x, axes, correction)
     s = lw.map(lambda e: apply("sqrt", e.dtype, e), v)
     return finish(lw, s, axes, keepdim, 0), finish(lw, mu, axes, keepdim, 1)
