@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import sympy
 import torch
 
@@ -9,7 +11,7 @@ from dicp.loop.ir import expr as ir
 from dicp.loop.ir.expr import Expr, Ref
 from dicp.loop.ir.index import Index, Indirect, Size, Var, floordiv, mod, variable
 from dicp.loop.ir.kernel import Store
-from dicp.loop.passes.split_loops import split
+from dicp.loop.passes.split_loops import sorted_sizes, split
 
 V = Var(0, 16)
 OUT = Ref("out", (16,), torch.float32, (1,), "temp")
@@ -100,6 +102,14 @@ def test_a_step_before_a_part_that_begins_at_a_symbol_has_been_reached() -> None
     first, rest = split((choose(ir.apply("lt", torch.bool, raised, index(1))),), var)
     assert (rest.low, rest.high) == (a, a + b)
     assert rest.stmts[0].value.value == 2  # a is 1 at least, and nothing from there on less than 1
+
+
+def test_sizes_are_sorted_alike_in_any_order() -> None:
+    """A size that may be 0 is not provably below 0 nor above it, but at least 0."""
+    n, m = sympy.symbols("n m", integer=True, nonnegative=True)
+    for order in itertools.permutations([0, n, n + 1, 2 * n + 1]):
+        assert sorted_sizes(order) == [0, n, n + 1, 2 * n + 1]
+        assert sorted_sizes([*order, m]) is None
 
 
 def test_a_symbol_of_any_sign_splits_nothing() -> None:

@@ -113,7 +113,7 @@ def _divide(part: Range, var: Var, at_wraps: bool) -> list[Range]:
     atoms = _divisions(part.stmts) if at_wraps else ()
     wraps = {a: w for a in atoms if (w := _wraps(a, var, part)) is not None}
     points = {s.at for s in conditions.values()}.union(*wraps.values())
-    bounds = _sorted({part.low, part.high} | {at for at in points if not _outside(at, part)})
+    bounds = sorted_sizes({part.low, part.high} | {at for at in points if not _outside(at, part)})
     if not (conditions or wraps) or bounds is None or len(bounds) > MAX_RANGES + 1:
         return [part]
     parts: list[Range] = []
@@ -236,19 +236,21 @@ def _reached(at: Size, low: Size) -> bool:
     return _below(low, at) is False
 
 
-def _sorted(points: set[Size]) -> list[Size] | None:
-    """`points` in increasing order; None where the order is not provable."""
+def sorted_sizes(points: Iterable[Size]) -> list[Size] | None:
+    """`points` so that each is provably at least as large as those before it; None where there is
+    no such order."""
     ordered: list[Size] = []
     for point in points:
-        place = len(ordered)
-        for k, other in enumerate(ordered):
-            before = _below(point, other)
-            if before is None:
-                return None
-            if before:
-                place = min(place, k)
-        ordered.insert(place, point)
+        after = [other for other in ordered if _at_most(point, other)]
+        before = [other for other in ordered if other not in after]
+        if not all(_at_most(other, point) for other in before):
+            return None
+        ordered = [*before, point, *after]
     return ordered
+
+
+def _at_most(a: Size, b: Size) -> bool:
+    return is_nonnegative(normal(b - a))
 
 
 class _Fold(Rewriter):
