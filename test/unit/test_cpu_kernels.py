@@ -470,6 +470,21 @@ def test_conditions_of_outer_loops_leave_inner_loops_in_vectors() -> None:
     assert source.count(": a0;") == 9, "what is left out is read at the start of the tensor"
 
 
+@pytest.mark.parametrize("last", [False, True])
+def test_normalization_by_running_statistics_is_a_product_and_a_sum(last: bool) -> None:
+    """What depends on the channel alone is computed once for each, not for each pixel."""
+    x = torch.randn(2, 48, 9, 11).to(BF16)
+    x = x.to(memory_format=torch.channels_last) if last else x
+    stats = torch.randn(48).to(BF16), torch.rand(48).to(BF16)
+    affine = torch.rand(48).to(BF16), torch.randn(48).to(BF16)
+    fn = lambda x, m, v, w, b: F.batch_norm(x, m, v, w, b)  # noqa: E731
+    args = (x, *stats, *affine)
+    loop = text_of(fn, *args).rpartition('extern "C"')[2]
+    assert len(re.findall(r"const float x\d+ = x\d+ [*+-] ", loop)) == 2
+    torch.compiler.reset()
+    assert_matches(compiled(fn)(*args), fn(*args), fn(*(a.double() for a in args)))
+
+
 @pytest.mark.parametrize("name", ["sum", "amax", "prod"])
 def test_other_reductions_have_as_many_lanes_as_sums(name: str) -> None:
     """Rows of 33 float64 or int64 took two to three times as long in one vector."""

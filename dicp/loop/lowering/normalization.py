@@ -142,7 +142,7 @@ def _batch_norm(
     if not training:
         mu = lw.cast(_per_channel(lw, mean_in, x), dtype)
         inv = _inverse_deviation(lw, lw.cast(_per_channel(lw, var_in, x), dtype), eps)
-        return _scale_shift(lw, x, mu, inv, w, b, x.dtype), mu, inv, mean_in, var_in
+        return _linear(lw, x, mu, inv, w, b), mu, inv, mean_in, var_in
     mu, v = moments(lw, x, axes, dtype)
     inv = _inverse_deviation(lw, v, eps)
     y = _scale_shift(lw, x, mu, inv, w, b, x.dtype)
@@ -151,6 +151,22 @@ def _batch_norm(
     unbias = count / (count - 1.0)
     new_var = _running(lw, var_in, lw.map(lambda v: v * unbias, v), axes, momentum)
     return y, mu, inv, new_mean, new_var
+
+
+def _linear(lw: Lowering, x: Value, mu: Value, inv: Value, weight: Any, bias: Any) -> Value:
+    """x * scale + shift, as eager, both of which are computed once for each channel."""
+    dtype = mu.dtype
+    scale = inv if weight is None else lw.map(lambda r, w: r * cast(w, dtype), inv, weight)
+    extra = [] if bias is None else [bias]
+
+    def moved(m: Expr, s: Expr, *b: Expr) -> Expr:
+        return (cast(b[0], dtype) if b else ir.const(0.0, dtype)) - m * s
+
+    shift = lw.map(moved, mu, scale, *extra)
+    scale, shift = (lw.value_of(lw.realize(v)) for v in (scale, shift))
+    return lw.map(
+        lambda x, s, t: cast(cast(x, dtype) * s + t, x.dtype), x, scale, shift, dtype=x.dtype
+    )
 
 
 def _running(lw: Lowering, old: Any, new: Value, axes: Sequence[int], momentum: float) -> Any:
