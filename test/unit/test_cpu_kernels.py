@@ -220,6 +220,60 @@ def test_sums_by_destination_write_zeros_themselves(
     torch.testing.assert_close(compiled(sums)(x, index), sums(x, index))
 
 
+@pytest.mark.parametrize("symbolic", [False, True])
+@pytest.mark.parametrize("dtype", [BF16, torch.float16])
+@pytest.mark.parametrize("rows", [70, 900])
+def test_sums_by_destination_are_rounded_in_their_kernel(
+    rows: int, dtype: torch.dtype, symbolic: bool
+) -> None:
+    """Few rows and many, several for one destination and none; no tensor of float32 is stored."""
+    grad, index = torch.randn(rows, 640).to(dtype), torch.randint(0, 300, (rows,))
+    index[:9] = 5
+
+    def sums(grad: Tensor, index: Tensor) -> Tensor:
+        return torch.ops.aten.embedding_dense_backward(grad, index, 300, 7, False) * 2
+
+    (program,) = record(sums, grad, index).programs
+    temps = [b["dtype"] for b in program.serialized["buffers"] if b["role"] == "temp"]
+    assert temps.count("float32") == 0
+    torch.compiler.reset()
+    run = torch.compile(sums, backend="cpugraph", fullgraph=True, dynamic=symbolic)
+    found, exact = run(grad, index), sums(grad.double(), index)
+    once = torch.finfo(dtype).eps / 2
+    torch.testing.assert_close(found.double(), exact, rtol=1.01 * once, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [BF16, torch.float16])
+def test_sums_in_rows_are_rounded_in_their_kernel(dtype: torch.dtype) -> None:
+    """The gradient of gather: each row is complete before the next one."""
+    grad, index = torch.randn(40, 70).to(dtype), torch.randint(0, 90, (40, 70))
+
+    def sums(grad: Tensor, index: Tensor) -> Tensor:
+        return grad.new_zeros(40, 90).scatter_add(1, index, grad)
+
+    (program,) = record(sums, grad, index).programs
+    assert [b["dtype"] for b in program.serialized["buffers"]].count("float32") == 0
+    torch.compiler.reset()
+    exact = sums(grad.double(), index)
+    assert_matches(compiled(sums)(grad, index), sums(grad, index), exact)
+
+
+@pytest.mark.parametrize("kind", ["read before", "read apart", "returned"])
+def test_sums_that_are_read_elsewhere_stay_in_memory(kind: str) -> None:
+    """Only what reads each element at its own place can follow each row."""
+    grad, index = torch.randn(900, 640).to(BF16), torch.randint(0, 300, (900,))
+
+    def sums(grad: Tensor, index: Tensor) -> Any:
+        found = torch.zeros(300, 640).index_add(0, index, grad.float())
+        if kind == "read before":
+            return found.sum(0).to(BF16), found.to(BF16)
+        return found.flip(1).to(BF16) if kind == "read apart" else (found, found.to(BF16))
+
+    torch.compiler.reset()
+    found, expected = compiled(sums)(grad, index), sums(grad, index)
+    torch.testing.assert_close(found, expected, rtol=2e-2, atol=2e-2)
+
+
 def test_rows_for_a_destination_that_is_not_there() -> None:
     grad, index = torch.randn(500, 96), torch.full((500,), 400)
     run = compiled(lambda g, i: torch.ops.aten.embedding_dense_backward(g, i, 400, -1, False))

@@ -49,6 +49,9 @@ from dicp.torch_private import expression_of, first_sizes, is_proved, shape_env_
 class GraphBuilder:
     """Builds the `Graph` of one FX graph; its methods are the API of rules."""
 
+    rounds_sums = False
+    """Whether sums of rows into zeros are rounded as they are stored: they need no copy in float32.
+    """
     gathers_windows = False
     """Whether a max-pooling gradient is a gather: the colliding stores of a scatter are slow and in
     no fixed order."""

@@ -136,10 +136,36 @@ class Transposed(HostForm):
 
 
 @dataclass(frozen=True, eq=False)
+class Epilogue:
+    """What reads each row of a scatter's sums once it is complete: the row stays in a cache, and
+    the sums have no other place in memory."""
+
+    row: Var
+    element: Var
+    """The loops over rows of sums, and over the elements of one."""
+    sums: tuple[Access, ...]
+    """The reads of the row's sums."""
+    strips: tuple[Strip, ...]
+    """The loop over elements."""
+    untouched: tuple[Strip, ...]
+    """The same for a row to which nothing is added."""
+
+    @property
+    def non_temporal(self) -> bool:
+        return any(s.non_temporal for s in (*self.strips, *self.untouched))
+
+
+@dataclass(frozen=True, eq=False)
 class Scattered(HostForm):
     """Stores that may collide; if `owned`, each thread owns a range of the last loop."""
 
     owned: bool = False
+    epilogue: Epilogue | None = None
+    """Of a scatter whose first loop is over rows of sums."""
+
+    @property
+    def non_temporal(self) -> bool:
+        return self.epilogue is not None and self.epilogue.non_temporal
 
 
 @dataclass(frozen=True, eq=False)
@@ -150,6 +176,11 @@ class ByDestination(HostForm):
     place: Indirect = field(kw_only=True)
     together: tuple[int, ...] = field(kw_only=True)
     """Rows of one destination that are added at once: as many as possible first."""
+    epilogue: Epilogue | None = None
+
+    @property
+    def non_temporal(self) -> bool:
+        return self.epilogue is not None and self.epilogue.non_temporal
 
 
 # ---- inner reductions --------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from dicp.cache import Cache, Entry
 from dicp.config import Config
 from dicp.errors import CompilerError, ToolchainError
 from dicp.fused_attention import ANY_ATTENTION
-from dicp.loop.ir.graph import Graph
+from dicp.loop.ir.graph import Graph, refs_in
 from dicp.loop.ir.kernel import Kernel
 from dicp.loop.lowering import RULES, Lowering, RuleTable
 from dicp.loop.program import RenderedKernel
@@ -34,6 +34,7 @@ from dicp.vendor.cpu.calibration import (
     tiles_verdict,
     verdict,
 )
+from dicp.vendor.cpu.epilogues import with_epilogues
 from dicp.vendor.cpu.library import LIBRARIES
 from dicp.vendor.cpu.render.kernel import render
 from dicp.vendor.cpu.routines import (
@@ -94,6 +95,7 @@ class CpuLowering(Lowering):
 
     atomic_dtypes = DTYPES
     wide_variance = True
+    rounds_sums = True
 
 
 class CpuTarget(LoopTarget):
@@ -164,7 +166,9 @@ class CpuTarget(LoopTarget):
     def schedule(
         self, gm: fx.GraphModule, graph: Graph, device: str, config: Config
     ) -> Sequence[Any]:
-        return without_zeros(super().schedule(gm, graph, device, config))
+        steps = super().schedule(gm, graph, device, config)
+        outputs = {ref.root for ref in refs_in(graph.outputs)}
+        return without_zeros(with_epilogues(steps, outputs, cache_bytes()))
 
     def with_form(self, kernel: Kernel) -> Kernel:
         return with_form(kernel, cache_bytes())

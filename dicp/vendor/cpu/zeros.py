@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from dicp.loop.ir import expr as ir
-from dicp.loop.ir.expr import Const, Expr, Ref
+from dicp.loop.ir.expr import Const, Convert, Expr, Ref
 from dicp.loop.ir.graph import Call, refs_in
 from dicp.loop.ir.index import indirect_exprs, product
 from dicp.loop.ir.kernel import Kernel
@@ -32,17 +32,18 @@ def without_zeros(steps: Sequence[Kernel | Call]) -> list[Kernel | Call]:
         buffer = None
         if isinstance(step, Kernel) and step.kind == "scatter":
             buffer = _written_completely(step)
-        earlier = [k for k in range(at) if buffer is not None and buffer in _buffers(kept[k])]
+        earlier = [k for k in range(at) if buffer is not None and buffer in buffers_of(kept[k])]
         if len(earlier) != 1 or not isinstance(step, Kernel):
             continue
         (place,) = earlier
-        rest = _without_zeros_of(kept[place], buffer)
+        rest = without_zeros_of(kept[place], buffer)
         if rest is not None:
             kept[place], kept[at] = rest, replace(step, fresh=True)
     return [s for s in kept if not isinstance(s, Kernel) or any(p.stmts for p in s.phases)]
 
 
-def _buffers(step: Kernel | Call) -> set[Ref]:
+def buffers_of(step: Kernel | Call) -> set[Ref]:
+    """The memory that a step reads or writes."""
     if not isinstance(step, Kernel):
         return {r.root for r in refs_in((step.args, step.kwargs, step.outs))}
     stores = step.stores()
@@ -51,7 +52,7 @@ def _buffers(step: Kernel | Call) -> set[Ref]:
     return {item.ref.root for item in found} | {s.ref.root for s in stores}
 
 
-def _without_zeros_of(step: Kernel | Call, buffer: Ref | None) -> Kernel | None:
+def without_zeros_of(step: Kernel | Call, buffer: Ref | None) -> Kernel | None:
     """The kernel without its single store, of zeros, to all of `buffer`; None if it has none."""
     if not isinstance(step, Kernel) or step.kind != "pointwise":
         return None
@@ -70,4 +71,6 @@ def _without_zeros_of(step: Kernel | Call, buffer: Ref | None) -> Kernel | None:
 
 
 def _is_zero(value: Expr) -> bool:
+    while isinstance(value, Convert):
+        (value,) = value.args
     return isinstance(value, Const) and value.value == 0 and math.copysign(1, value.value) > 0

@@ -12,7 +12,7 @@ from dicp.loop.ir import expr as ir
 from dicp.loop.ir.access import deep_variables
 from dicp.loop.ir.expr import Read
 from dicp.loop.ir.index import Index, Indirect, Var, is_below
-from dicp.loop.ir.kernel import Store
+from dicp.loop.ir.kernel import Kernel, Store
 from dicp.vendor.cpu import form
 from dicp.vendor.cpu.form import HostForm
 from dicp.vendor.cpu.schedule.chooser import Chooser
@@ -26,23 +26,31 @@ class Scatter(Chooser):
         rows = self.kernel.parallel
         if not rows:
             return form.Points()
-        destination = self._destination()
-        if destination is not None:
-            store, place = destination
-            return form.ByDestination(store=store, place=place, together=TOGETHER)
+        by_destination = self.by_destination()
+        if by_destination is not None:
+            return by_destination
         last, stores = rows[-1], self.kernel.stores()
         owned = last.size != 1 and all(_owns(s.index, last) for s in stores)
-        apart = not owned and len(rows) > 1 and all(_is_injective(s.index, rows[0]) for s in stores)
+        apart = not owned and len(rows) > 1 and rows_apart(self.kernel)
         return form.Scattered(self.team(rows) if owned or apart else None, owned)
 
-    def _destination(self) -> tuple[Store, Indirect] | None:
+    def by_destination(self, always: bool = False) -> form.ByDestination | None:
+        """The form of sums of whole rows into indexed rows; None for others, and where sorting rows
+        does not pay, unless it is done `always`."""
+        destination = self._destination(always)
+        if destination is None:
+            return None
+        store, place = destination
+        return form.ByDestination(store=store, place=place, together=TOGETHER)
+
+    def _destination(self, always: bool) -> tuple[Store, Indirect] | None:
         """The store and its index, if the kernel only sums whole rows into indexed rows."""
         rows, stmts = self.kernel.parallel, self.kernel.stmts()
         store = stmts[0]
         if len(rows) != 2 or len(stmts) != 1 or not isinstance(store, Store) or store.op != "sum":
             return None
         found = self._indexed_row(store, rows[-1])
-        if found is None or not _enough_places(found, *rows):
+        if found is None or not (always or _enough_places(found, *rows)):
             return None
         return store, found
 
@@ -69,6 +77,11 @@ def _enough_places(place: Indirect, row: Var, last: Var) -> bool:
         return True
     few = isinstance(place.size, int) and row.size * MIN_SHARE < place.size
     return row.size * last.size >= PARALLEL_COST and not few
+
+
+def rows_apart(kernel: Kernel) -> bool:
+    """Whether each iteration of a scatter's first loop stores to a block of memory of its own."""
+    return all(_is_injective(s.index, kernel.parallel[0]) for s in kernel.stores())
 
 
 def _is_injective(index: Index, var: Var) -> bool:
