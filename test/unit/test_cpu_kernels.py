@@ -524,6 +524,19 @@ def test_conditions_of_outer_loops_leave_inner_loops_in_vectors() -> None:
     assert source.count(": a0;") == 9, "what is left out is read at the start of the tensor"
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, BF16])
+@pytest.mark.parametrize("mode", ["reflection", "replication"])
+def test_gradients_of_padding_test_no_pixel(mode: str, dtype: torch.dtype) -> None:
+    """The pixels of each kind of place have a loop of their own, which selects nothing."""
+    x = torch.randn(2, 40, 9, 12).to(dtype).to(memory_format=torch.channels_last)
+    g = torch.randn(2, 40, 12, 14).to(dtype).to(memory_format=torch.channels_last)
+    backward = getattr(torch.ops.aten, f"{mode}_pad2d_backward")
+    fn = lambda g, x: backward(g, x, (1, 1, 1, 2))  # noqa: E731
+    assert "?" not in text_of(fn, g, x)
+    torch.compiler.reset()
+    assert_matches(compiled(fn)(g, x), fn(g, x), fn(g.double(), x.double()))
+
+
 @pytest.mark.parametrize("last", [False, True])
 def test_normalization_by_running_statistics_is_a_product_and_a_sum(last: bool) -> None:
     """What depends on the channel alone is computed once for each, not for each pixel."""
@@ -537,6 +550,24 @@ def test_normalization_by_running_statistics_is_a_product_and_a_sum(last: bool) 
     assert len(re.findall(r"const float x\d+ = x\d+ [*+-] ", loop)) == 2
     torch.compiler.reset()
     assert_matches(compiled(fn)(*args), fn(*args), fn(*(a.double() for a in args)))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, BF16])
+def test_gradients_of_maxima_gather_channels(dtype: torch.dtype) -> None:
+    """Each pixel sums the windows whose maximum it is: no stores collide, channels fill vectors."""
+    x = torch.randn(2, 32, 9, 12).to(dtype).to(memory_format=torch.channels_last)
+    g = torch.randn_like(x)
+    indices = F.max_pool2d(x, 3, 1, 1, return_indices=True)[1]
+
+    def gradient(g: Tensor, x: Tensor, indices: Tensor) -> Tensor:
+        backward = torch.ops.aten.max_pool2d_with_indices_backward
+        return backward(g, x, (3, 3), (1, 1), (1, 1), (1, 1), False, indices)
+
+    assert "d_check_index" not in text_of(gradient, g, x, indices)
+    torch.compiler.reset()
+    found, eager = compiled(gradient)(g, x, indices), gradient(g, x, indices)
+    assert_matches(found, eager, gradient(g.double(), x.double(), indices))
+    assert found.stride() == eager.stride()
 
 
 @pytest.mark.parametrize("name", ["sum", "amax", "prod"])

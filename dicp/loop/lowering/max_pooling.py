@@ -1,7 +1,7 @@
 """Maxima over windows and their positions, their gradients, and unpooling.
 
 In: a tensor with spatial axes and its windows (`windows.py`). Out: computes of the loop IR.
-Gradients gather where the target's `gathers_windows` is set; elsewhere they scatter.
+Gradients gather where the target's `gathers_windows` is set, and some on the host; others scatter.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from dicp.loop.lowering.windows import (
     summed,
     windows_of,
 )
-from dicp.loop.thresholds import MAX_ARGMAX, MAX_CHAIN
+from dicp.loop.thresholds import MAX_ARGMAX, MAX_CHAIN, MAX_GATHERED
 from dicp.rules import NoRule, RuleTable
 from dicp.torch_private import HOST
 
@@ -230,6 +230,8 @@ def _chosen_windows(
     n = len(windows)
     dtype = opmath_dtype(g.dtype)
     strides = contiguous_strides(x.shape[-n:])
+    if not lw.gathers_windows:  # vectors compare twice as many
+        index = lw.value_of(lw.realize(lw.cast(index, torch.int32), lw.realize(index).strides))
 
     def term(idx: tuple[Index, ...], j: tuple[Index, ...]) -> Expr:
         lead, at = idx[:-n], idx[-n:]
@@ -241,13 +243,25 @@ def _chosen_windows(
         ]
         at_windows = zip(windows, over, strict=True)
         o = [*lead, *(clamped(ir.index_value(o), w.out) for w, o in at_windows)]
-        here = ir.index_value(flatten(at, strides))
+        here = ir.index_value(flatten(at, strides), index.dtype)
         hit = all_of([*inside, compare("eq", index.at(o), here)])
         assert hit is not None
         return select(hit, cast(g.at(o), dtype), 0)
 
     total = summed(lw, x.shape, [w.covering() for w in windows], dtype, term)
     return lw.cast(total, x.dtype)
+
+
+def _gathers(lw: Lowering, windows: Sequence[Window]) -> bool:
+    """Whether the gradient gathers: on the host, few windows of stride 1 of channels-last images,
+    whose channels fill vectors."""
+    if any(w.dilation != 1 for w in windows):
+        return False
+    like, points = lw.meta(), product(w.size for w in windows)
+    adjacent = all(w.stride == 1 for w in windows) and like.stride(1) == 1
+    few = math.prod(w.covering() for w in windows) <= MAX_GATHERED
+    short = isinstance(points, int) and points <= torch.iinfo(torch.int32).max
+    return lw.gathers_windows or (like.device.type == HOST and adjacent and few and short)
 
 
 def scatter_to_chosen(
@@ -306,7 +320,7 @@ def _max_pool_backward(n: int) -> Callable[..., Value]:
         ceil_mode: bool, index: Value,
     ) -> Value:  # fmt: skip
         windows = windows_of(lw, x.shape[-n:], g.shape[-n:], kernel, stride, padding, dilation)
-        if lw.gathers_windows and all(w.dilation == 1 for w in windows):
+        if _gathers(lw, windows):
             return _chosen_windows(lw, g, x, index, windows)
         return scatter_to_chosen(lw, g, x, index, n, none=True)
 

@@ -95,6 +95,7 @@ class Inside:
     """The last loop inside ranges of loops around it: it need not test conditions on those."""
 
     limits: tuple[Limits, ...]
+    """The ranges; of several of one loop, any."""
     strips: tuple[Strip, ...]
 
 

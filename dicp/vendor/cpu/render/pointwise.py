@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from dicp.codegen.values import Scope, margin
 from dicp.loop.ir.expr import Read, walk
-from dicp.loop.ir.index import Index, Size, Var
+from dicp.loop.ir.index import Index, Var
 from dicp.loop.ir.kernel import Store
-from dicp.loop.passes.split_loops import Range
+from dicp.loop.passes.split_loops import Limits, Range
 from dicp.vendor.cpu.form import Points, Strip, Transposed
 from dicp.vendor.cpu.render.loops import Loops, block_end, half_vectors
 
@@ -29,7 +29,8 @@ class PointsWriter(Loops[Points]):
             return self._strips(form.strips, last, 1, [f"  {pragma}"], outermost=True)
         lines, pad = self._last_loop(form.strips, outer), margin(1 + len(outer))
         for case in reversed(form.inside):
-            tests = [t for limits in case.limits for t in self._tests(*limits)]
+            loops = dict.fromkeys(var for var, _, _ in case.limits)
+            tests = [self._test([at for at in case.limits if at[0] == var]) for var in loops]
             lines = [
                 f"{pad}if ({' && '.join(tests)}) {{", *self._last_loop(case.strips, outer),
                 f"{pad}}} else {{", *lines, f"{pad}}}",
@@ -44,10 +45,14 @@ class PointsWriter(Loops[Points]):
         self.pop(scope)
         return [*scope.lines, *self._scalar_rows(scope.indent), *loops]
 
-    def _tests(self, var: Var, low: Size, high: Size) -> list[str]:
-        """C++ of the conditions that a loop's variable is inside a range."""
-        tests = [f"{var.key} >= {self.size(low)}"] if low != 0 else []
-        return tests + ([f"{var.key} < {self.size(high)}"] if high != var.size else [])
+    def _test(self, ranges: Sequence[Limits]) -> str:
+        """C++ of the condition that a loop's variable is inside one of its ranges."""
+        parts = []
+        for var, low, high in ranges:
+            tests = [f"{var.key} >= {self.size(low)}"] if low != 0 else []
+            tests += [f"{var.key} < {self.size(high)}"] if high != var.size else []
+            parts.append(" && ".join(tests))
+        return parts[0] if len(parts) == 1 else f"({' || '.join(parts)})"
 
 
 class TransposedWriter(Loops[Transposed]):

@@ -5,6 +5,7 @@ In: a pointwise kernel. Out: `Points` or `Transposed`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import TypeAlias
@@ -18,10 +19,11 @@ from dicp.loop.schedule.form import crossing_loop
 from dicp.vendor.cpu import form
 from dicp.vendor.cpu.form import HostForm, Inside
 from dicp.vendor.cpu.schedule.chooser import Chooser, line
-from dicp.vendor.cpu.thresholds import COPY_TILE, NON_TEMPORAL_WIDTH, SQUARE, TILE
+from dicp.vendor.cpu.thresholds import COPY_TILE, MAX_CELLS, NON_TEMPORAL_WIDTH, SQUARE, TILE
 
 Case: TypeAlias = tuple[tuple[Limits, ...], Sequence[Stmt]]
-"""Ranges of loops, and statements that need not test conditions inside them."""
+"""Ranges of loops, any of the ranges of each, and statements that need not test conditions inside
+them."""
 
 
 class Pointwise(Chooser):
@@ -74,16 +76,46 @@ class Pointwise(Chooser):
 
 def _cases(stmts: Sequence[Stmt], loops: Sequence[Var]) -> tuple[list[Case], Sequence[Stmt]]:
     """Ranges of `loops` with the statements for them, and the statements for what is left."""
-    if any(map(_reads_under_conditions, stmts)):
-        for var in loops:  # as in a concatenation along it
-            parts = split(stmts, var)
-            if len(parts) > 1 and not any(
-                _reads_under_conditions(s) for p in parts for s in p.stmts
-            ):
-                *first, last = parts
-                return [(((var, p.low, p.high),), p.stmts) for p in first], last.stmts
+    if any(e.op == "where" or isinstance(e, Masked) for s in stmts for e in walk(s.value)):
+        cells = _cells(stmts, loops)
+        if len(cells) > 1 and not any(_reads_under_conditions(s) for c in cells for s in c[1]):
+            *first, (_, last) = cells
+            return first, last
     limits, inner = inside(stmts, loops)
     return [(tuple(limits), inner)] if limits else [], stmts
+
+
+def _cells(stmts: Sequence[Stmt], loops: Sequence[Var]) -> list[Case]:
+    """Ranges of `loops` in which no condition changes that one of them alone decides, as in a
+    concatenation or the gradient of padding: those with equal statements together, and those of
+    the most points first. None where they are more than MAX_CELLS."""
+    cells: list[Case] = [((), stmts)]
+    for var in loops:
+        found: list[Case] = []
+        for limits, inner in cells:
+            equal: dict[tuple[object, ...], tuple[list[Limits], Sequence[Stmt]]] = {}
+            for part in split(inner, var):
+                key = tuple((type(s), s.value, *_places_of(s)) for s in part.stmts)
+                equal.setdefault(key, ([], part.stmts))[0].append((var, part.low, part.high))
+            for ranges, own in equal.values():
+                found.append(((*limits, *(ranges if len(equal) > 1 else ())), own))
+        if len(found) > MAX_CELLS:
+            return []
+        cells = found
+    return sorted(cells, key=lambda case: _points(case, loops), reverse=True)
+
+
+def _places_of(stmt: Stmt) -> tuple[object, ...]:
+    return (stmt.ref, stmt.index, stmt.op) if isinstance(stmt, Store) else (stmt,)
+
+
+def _points(case: Case, loops: Sequence[Var]) -> int:
+    """The points of `loops` inside the ranges of a case, as far as they are known."""
+    limits = {var: [(low, high) for v, low, high in case[0] if v == var] for var in loops}
+    known = [
+        sum(high - low for low, high in limits[var] or [(0, var.size)]) for var in loops
+    ]  # fmt: skip
+    return math.prod(size for size in known if isinstance(size, int))
 
 
 def _reads_under_conditions(stmt: Stmt) -> bool:
