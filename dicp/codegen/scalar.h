@@ -196,14 +196,15 @@ template <class T> d_inline T d_fmin(T a, T b) {
   return d_isnan(a) ? b : m;
 }
 // Reduces pairs of a value and its position: a NaN beats every number, and the first of equals wins.
-#define d_pair_reduction(kind, sign) \
-  template <class T> d_inline bool d_better_##kind(T a, T b) { return (a sign b) | (d_isnan(a) & !d_isnan(b)); } \
-  template <class T> d_inline void d_take_##kind(T x, int64_t at, T& best, int64_t& best_at) { \
+// "not at most" holds for a NaN, too.
+#define d_pair_reduction(kind, at_most) \
+  template <class T> d_inline bool d_better_##kind(T a, T b) { return !(a at_most b) & !d_isnan(b); } \
+  template <class T, class Place> d_inline void d_take_##kind(T x, int64_t at, T& best, Place& best_at) { \
     const bool better = d_better_##kind(x, best); \
     best = better ? x : best; \
-    best_at = better ? at : best_at; \
+    best_at = better ? (Place)at : best_at; \
   }
-d_pair_reduction(max, >) d_pair_reduction(min, <)
+d_pair_reduction(max, <=) d_pair_reduction(min, >=)
 
 d_inline float d_abs(float x) { return D_NATIVE(fabsf)(x); }
 d_inline double d_abs(double x) { return D_NATIVE(fabs)(x); }

@@ -570,6 +570,17 @@ def test_gradients_of_maxima_gather_channels(dtype: torch.dtype) -> None:
     assert found.stride() == eager.stride()
 
 
+@pytest.mark.parametrize("name", ["argmax", "argmin"])
+def test_places_in_columns(name: str) -> None:
+    """Of equal numbers the first, and the first NaN; positions of 32 bits fill vectors."""
+    x = torch.randint(0, 5, (40, 70)).float()
+    x[[7, 9], 3], x[:, 5] = math.nan, -math.inf
+    fn = lambda x: getattr(x, name)(0)  # noqa: E731
+    assert "int32_t column_at" in text_of(fn, x)
+    torch.compiler.reset()
+    assert torch.equal(compiled(fn)(x), fn(x))
+
+
 @pytest.mark.parametrize("name", ["sum", "amax", "prod"])
 def test_other_reductions_have_as_many_lanes_as_sums(name: str) -> None:
     """Rows of 33 float64 or int64 took two to three times as long in one vector."""

@@ -10,7 +10,7 @@ import torch
 from dicp.codegen.spelling import combine
 from dicp.codegen.types import VALUE_TYPE, start_value
 from dicp.codegen.values import Scope, local, margin
-from dicp.loop.ir.index import Size, Var
+from dicp.loop.ir.index import Size, Var, product
 from dicp.loop.ir.kernel import Kernel, Phase, Reduce, Scan, Stmt
 from dicp.vendor.cpu.form import Columns, Team, divides
 from dicp.vendor.cpu.render.conversions import Converted
@@ -58,12 +58,18 @@ class ColumnsWriter(Loops[Columns]):
     def _total_type(self, stmt: Reduce | Scan) -> torch.dtype:
         return torch.float64 if stmt in self.form.long else stmt.dtype
 
+    def _place_type(self) -> torch.dtype:
+        """The type of positions: int32 where it holds them, of which vectors have more."""
+        count = product(v.size for v in self.kernel.reduction)
+        short = isinstance(count, int) and count <= torch.iinfo(torch.int32).max
+        return torch.int32 if short else torch.int64
+
     def _accumulator_array(self, stmt: Reduce | Scan, pad: str) -> list[str]:
         tile = self.form.tile
         lines = [pad + self._array(self._total_type(stmt), f"column_{stmt.name}", tile)]
         clear = f"column_{stmt.name}[c] = {start_value(stmt.op, stmt.dtype)};"
         if stmt.finds_position:
-            lines.append(pad + self._array(torch.int64, f"column_at_{stmt.name}", tile))
+            lines.append(pad + self._array(self._place_type(), f"column_at_{stmt.name}", tile))
             clear += f" column_at_{stmt.name}[c] = 0;"
         return [*lines, f"{pad}for (int64_t c = 0; c < {tile}; ++c) {{ {clear} }}"]
 

@@ -174,7 +174,7 @@ class ShortRowsWriter(Loops[ShortRows]):
     def _accumulator(self, stmt: Reduce, pad: str) -> list[str]:
         count, place = self.form.tile, stmt.finds_position
         text = f"{accumulator_type(stmt)} rows_{stmt.name}[{count}];"
-        text += f" int64_t at_{stmt.name}[{count}];" if place else ""
+        text += f" int32_t at_{stmt.name}[{count}];" if place else ""
         clear = f"rows_{stmt.name}[lane] = {start_value(stmt.op, stmt.dtype)};"
         clear += f" at_{stmt.name}[lane] = 0;" if place else ""
         return [pad + text, f"{pad}{each_lane(count)} {{ {clear} }}"]
