@@ -570,6 +570,18 @@ def test_gradients_of_maxima_gather_channels(dtype: torch.dtype) -> None:
     assert found.stride() == eager.stride()
 
 
+def test_indices_of_columns_are_checked_once() -> None:
+    """A loop that may report an error is not vectorized: it ran for every row."""
+    x, index = torch.randn(50, 60), torch.randint(0, 60, (40,))
+    fn = lambda x, i: x.index_select(1, i)  # noqa: E731
+    checks, gather = text_of(fn, x, index).split('extern "C"')[1:]
+    assert "d_check_index" in checks and "d_check_index" not in gather
+    torch.compiler.reset()
+    assert torch.equal(compiled(fn)(x, index), fn(x, index))
+    with pytest.raises(IndexError):
+        compiled(fn)(x, index + 30)
+
+
 @pytest.mark.parametrize("name", ["argmax", "argmin"])
 def test_places_in_columns(name: str) -> None:
     """Of equal numbers the first, and the first NaN; positions of 32 bits fill vectors."""

@@ -14,7 +14,9 @@ from dicp.loop.lowering.core import Lowering, Value
 from dicp.loop.lowering.layout import broadcast_shapes, sizes_of
 from dicp.loop.lowering.pointwise import compare, select
 from dicp.loop.lowering.views import wrap
+from dicp.loop.thresholds import TABLE_USES
 from dicp.rules import NoRule, RuleTable
+from dicp.torch_private import HOST
 
 aten = torch.ops.aten
 INDEXING = RuleTable()
@@ -103,6 +105,32 @@ class ComputedIndices(Indices):
         return proven(index, self.size)
 
 
+class CheckedBefore(Indices):
+    """Indices that many elements of the result read along a loop: checked once, in a loop of their
+    own, as loops that may report an error are not vectorized."""
+
+    def __init__(
+        self, lw: Lowering, index: Value, size: Size, *, wrap: bool, count: Size | None = None
+    ) -> None:
+        super().__init__(lw, index, size, wrap=wrap, count=count)
+
+        def body(idx: tuple[Index, ...]) -> Expr:
+            return checked(lw, index.at(idx), size, wrap=wrap)
+
+        self.index = lw.value_of(lw.realize(lw.pointwise(index.shape, torch.int64, body)))
+
+    def _place(self, index: Expr) -> Index:
+        return proven(index, self.size)
+
+
+def _of_columns(lw: Lowering, x: Value, dim: int) -> type[Indices]:
+    """How indices along `dim` are kept in bounds: those of columns, before many rows of them."""
+    like, rows = lw.meta(), product(x.shape[:dim])
+    along = like.device.type == HOST and dim == x.ndim - 1 and like.stride(dim) == 1
+    many = isinstance(rows, int) and rows >= TABLE_USES
+    return CheckedBefore if along and many else Indices
+
+
 @rule(aten.gather)
 def gather(lw: Lowering, x: Value, dim: int, index: Value, *, sparse_grad: bool = False) -> Value:
     x = x if x.ndim else lw.unsqueeze(x, 0)
@@ -132,7 +160,7 @@ def index_select(lw: Lowering, x: Value, dim: int, index: Value) -> Value:
         row = lw.unsqueeze(x, 0)
         return lw.pointwise((), x.dtype, lambda idx: row.at([place]))
     dim = wrap(dim, x.ndim)
-    places = Indices(lw, index, x.shape[dim], wrap=False)
+    places = _of_columns(lw, x, dim)(lw, index, x.shape[dim], wrap=False)
 
     def body(idx: tuple[Index, ...]) -> Expr:
         return x.at([*idx[:dim], places.along(idx[dim]), *idx[dim + 1 :]])
