@@ -602,12 +602,23 @@ def test_other_reductions_have_as_many_lanes_as_sums(name: str) -> None:
     assert torch.equal(compiled(lambda x: getattr(x, name)(1))(x * 1.0), getattr(x * 1.0, name)(1))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, BF16])
 @pytest.mark.parametrize(("width", "lanes"), [(768, 32), (784, 16)])
-def test_sums_of_16_bit_floats_have_a_line_of_lanes(width: int, lanes: int) -> None:
-    """Sums of half a line at a time took up to twice as long, those of 64 elements four times."""
-    x = torch.randn(512, width).to(BF16)
+def test_sums_have_two_vectors_of_lanes(width: int, lanes: int, dtype: torch.dtype) -> None:
+    """Sums of half a line at a time took up to twice as long, those of 64 elements four times, and
+    additions to a single vector wait for each other."""
+    x = torch.randn(512, width).to(dtype)
     assert f"lanes_r0[{lanes}]" in text_of(lambda x: x.sum(1), x)
-    assert "lanes_r0[16]" in text_of(lambda x: x.sum(1), x.float())
+
+
+@pytest.mark.parametrize("width", [64, 96, 100, 250, 512])
+def test_sums_of_one_block_are_folded_at_once(width: int) -> None:
+    x = torch.randn(700, width)
+    assert "totals_" not in text_of(lambda x: x.sum(1), x)
+    torch.compiler.reset()
+    found, eager, exact = compiled(lambda x: x.sum(1))(x), x.sum(1), x.double().sum(1)
+    deviation = lambda y: (y - exact).square().mean().sqrt()  # noqa: E731
+    assert deviation(found) <= 1.1 * deviation(eager)
 
 
 def test_sums_of_indexed_rows_have_lanes() -> None:

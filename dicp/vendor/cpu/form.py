@@ -202,6 +202,8 @@ class Pass:
     one around it."""
     lines: Strip | None = None
     """The last loop a line at a time, if those sums have lane accumulators."""
+    one_block: bool = False
+    """Whether that loop is the only one and a single block."""
     grouped: bool = False
     """Whether the last loop is so short that iterations of the one around it share a block."""
     extrema: Mapping[Reduce, Reduce] = field(default_factory=dict)

@@ -139,18 +139,18 @@ template <class T> d_inline int64_t d_first_index_of(const T* x, int64_t n, T& v
 }
 
 // The sum of N lanes, a power of 2, in pairs: g++ adds the lanes of a reduction one after another.
-template <int N> struct d_pairwise {
-  d_inline double sum(const double (&lanes)[N]) {
-    double halves[N / 2];
+template <class T, int N> struct d_pairwise {
+  d_inline T sum(const T (&lanes)[N]) {
+    T halves[N / 2];
 #pragma omp simd
     for (int64_t lane = 0; lane < N / 2; ++lane) halves[lane] = lanes[lane] + lanes[lane + N / 2];
-    return d_pairwise<N / 2>::sum(halves);
+    return d_pairwise<T, N / 2>::sum(halves);
   }
 };
-template <> struct d_pairwise<1> {
-  d_inline double sum(const double (&lanes)[1]) { return lanes[0]; }
+template <class T> struct d_pairwise<T, 1> {
+  d_inline T sum(const T (&lanes)[1]) { return lanes[0]; }
 };
-template <int N> d_inline double d_sum(const double (&lanes)[N]) { return d_pairwise<N>::sum(lanes); }
+template <class T, int N> d_inline T d_sum(const T (&lanes)[N]) { return d_pairwise<T, N>::sum(lanes); }
 
 #if defined(__AVX512F__)
 #define D_VECTOR_BYTES 64

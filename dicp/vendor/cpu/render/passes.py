@@ -185,10 +185,18 @@ class Passes(Loops[F]):
 
     def _in_lines(self, over: Pass, strip: Strip, indent: int, limits: Range | None) -> list[str]:
         """The loops a line at a time. Long sums have lane accumulators for each block, which are
-        then added to lanes of double: folding lanes costs as much as several lines."""
+        then added to lanes of double: folding lanes costs as much as several lines. Those of a
+        single block are folded at once."""
         count, sums = strip.lanes, over.blocks
         others = [s for s in over.phase.stmts if isinstance(s, Reduce) and s not in sums]
         each, pad = each_lane(count), margin(indent)
+        if over.one_block and not limits:
+            return [
+                *self._clear_lane_accumulators([*others, *sums], count, indent),
+                *self._in_lines_of_rows(over, strip, indent, limits),
+                *(f"{pad}total_{s.name} += d_sum(lanes_{s.name});" for s in sums),
+                *self._fold_lane_accumulators(others, count, indent),
+            ]
         in_blocks = self._in_groups if over.grouped else self._in_lines_of_rows
         return [
             *self._clear_lane_accumulators(others, count, indent),
@@ -238,7 +246,7 @@ class Passes(Loops[F]):
                 *self._add_lanes(over, strip, middle.indent + 1),
                 f"{pad}}}",
             ]
-            if over.blocks
+            if over.blocks and (limits or not over.one_block)
             else self._lines_of(strip, last, middle.indent, (low, whole))
         )
         lines = [

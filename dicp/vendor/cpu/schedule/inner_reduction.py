@@ -147,7 +147,7 @@ class Inner(Chooser):
         loads of the next one. A `part` of a long row prefetches its own loads."""
         loops, stmts = over.loops, over.phase.stmts
         size, prefetched = loops[-1].size, (self.kernel.parallel[-1:], 1)
-        lanes = _lanes(stmts, size)
+        lanes = _lanes(size)
         block, grouped = _even_block(size, lanes), False
         if isinstance(size, int) and _is_group(loops):
             reads = distinct(ir.reads(s.value for s in stmts))
@@ -163,7 +163,8 @@ class Inner(Chooser):
         (loop,), steps = prefetched if prefetch else (loops[:1], 0)
         prefetches = tuple((item, loop, steps) for item in prefetch)
         lines = Strip(Range(0, size, stmts), lanes, (), prefetches)
-        return replace(over, lines=lines, block=block, grouped=grouped)
+        alone = isinstance(size, int) and len(loops) == 1 and size // lanes * lanes <= block
+        return replace(over, lines=lines, block=block, grouped=grouped, one_block=alone)
 
     def _between(self) -> list[Phase]:
         """The passes during which memory would be idle: those after the first, which loads the row,
@@ -357,13 +358,13 @@ def _is_group(loops: Sequence[Var]) -> bool:
     return short and isinstance(size, int) and size % LINE_BYTES == 0
 
 
-def _lanes(stmts: Sequence[Stmt], size: Size) -> int:
-    """Sums that a loop of `size` adds up at once: a cache line of 16-bit elements, if it is in
-    whole ones. Halves of a line are in shorter vectors, and accumulators that these have stored are
-    loaded as whole ones only when the stores have reached the cache."""
-    halves = any(item.ref.dtype.itemsize == 2 for item in ir.reads(s.value for s in stmts))
+def _lanes(size: Size) -> int:
+    """Sums that a loop of `size` adds up at once: twice as many as a vector of floats has, whose
+    additions would wait for each other, if it is in whole ones. Halves of a line of 16-bit elements
+    are in shorter vectors, and accumulators that these have stored are loaded as whole ones only
+    when the stores have reached the cache."""
     whole = isinstance(size, int) and size % (2 * SUM_LANES) == 0
-    return 2 * SUM_LANES if halves and whole else SUM_LANES
+    return 2 * SUM_LANES if whole else SUM_LANES
 
 
 def _even_block(size: Size, lanes: int) -> int:
