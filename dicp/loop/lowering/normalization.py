@@ -142,7 +142,9 @@ def _batch_norm(
     if not training:
         mu = lw.cast(_per_channel(lw, mean_in, x), dtype)
         inv = _inverse_deviation(lw, lw.cast(_per_channel(lw, var_in, x), dtype), eps)
-        return _linear(lw, x, mu, inv, w, b), mu, inv, mean_in, var_in
+        linear = lw.meta(0).device.type == HOST
+        y = _linear(lw, x, mu, inv, w, b) if linear else _scale_shift(lw, x, mu, inv, w, b, x.dtype)
+        return y, mu, inv, mean_in, var_in
     mu, v = moments(lw, x, axes, dtype)
     inv = _inverse_deviation(lw, v, eps)
     y = _scale_shift(lw, x, mu, inv, w, b, x.dtype)
@@ -154,7 +156,7 @@ def _batch_norm(
 
 
 def _linear(lw: Lowering, x: Value, mu: Value, inv: Value, weight: Any, bias: Any) -> Value:
-    """x * scale + shift, as eager, both of which are computed once for each channel."""
+    """x * scale + shift, as eager on the host, both of which are computed once for each channel."""
     dtype = mu.dtype
     scale = inv if weight is None else lw.map(lambda r, w: r * cast(w, dtype), inv, weight)
     extra = [] if bias is None else [bias]

@@ -163,7 +163,9 @@ class Inner(Chooser):
         (loop,), steps = prefetched if prefetch else (loops[:1], 0)
         prefetches = tuple((item, loop, steps) for item in prefetch)
         lines = Strip(Range(0, size, stmts), lanes, (), prefetches)
-        alone = isinstance(size, int) and len(loops) == 1 and size // lanes * lanes <= block
+        # Of more elements, SUM_LANES lanes have a larger error than eager.
+        most = block if lanes > SUM_LANES else min(block, SUM_BLOCK // 2)
+        alone = len(loops) == 1 and isinstance(size, int) and size // lanes * lanes <= most
         return replace(over, lines=lines, block=block, grouped=grouped, one_block=alone)
 
     def _between(self) -> list[Phase]:
