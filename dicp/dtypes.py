@@ -46,6 +46,19 @@ def converted(number: Number, dtype: torch.dtype) -> Number | None:
     return None
 
 
+def largest_below(number: float, dtype: torch.dtype) -> float:
+    """The largest number of a floating-point dtype that is less than `number`."""
+    info, held = torch.finfo(dtype), converted(number, dtype)
+    assert isinstance(held, float)
+    if not held >= number or held == -math.inf:
+        return held
+    if held == math.inf:
+        return info.max
+    fraction, exponent = math.frexp(held)
+    step = math.ldexp(info.eps, exponent - (2 if fraction == 0.5 else 1)) if held else 0.0
+    return held - max(step, info.smallest_normal * info.eps)
+
+
 def fits(number: Number, dtype: torch.dtype) -> bool:
     """Whether `torch.full` takes `number` for `dtype`, rather than refuse it as an overflow.
 

@@ -254,6 +254,8 @@ def places_along(g: Ops, index: Value, axis: int) -> Value:
 
 PRIME = 2**31 - 1
 MULTIPLIERS = (48271, 69621, 39373)
+DIGITS = {torch.float32: 24, torch.float16: 11, torch.bfloat16: 8}
+"""The bits of a number below 1 that a dtype holds; with more of them it could be rounded to 1."""
 
 
 def _quotient(g: Ops, x: Value, divisor: int) -> Value:
@@ -275,9 +277,10 @@ def _uniform(g: Ops, shape: Sequence[Any], seed: Value, dtype: torch.dtype, stre
     for k in range(4):
         step = g.add(g.mul(place, MULTIPLIERS[k % 3]), parts[k % 2])
         x = _modulo(g, g.add(g.op("Square", x), step))
-    wide = torch.float64 if dtype == torch.float64 else torch.float32
-    bits = _quotient(g, x, 2**7 if wide == torch.float32 else 1)
-    unit = g.mul(g.cast(bits, wide), 2.0**-24 if wide == torch.float32 else 1 / PRIME)
+    if dtype == torch.float64:
+        return g.reshape(g.mul(g.cast(x, dtype), 1 / PRIME), shape)
+    bits = DIGITS[dtype]
+    unit = g.mul(g.cast(_quotient(g, x, 2 ** (31 - bits)), torch.float32), 2.0**-bits)
     return g.reshape(g.cast(unit, dtype), shape)
 
 

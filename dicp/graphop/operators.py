@@ -61,6 +61,9 @@ class Ops(Builder):
     largest_step: float = math.inf
     """The largest stride that the vendor's pooling takes."""
 
+    random_bits = 53
+    """The bits of a random float64 number in [0, 1)."""
+
     def __init__(self, dialect: Dialect, fake_mode: FakeTensorMode | None) -> None:
         super().__init__(dialect, fake_mode)
         self._once: dict[Any, Any] = {}

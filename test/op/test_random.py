@@ -78,6 +78,36 @@ def test_continuous(name: str, backend: Any, dynamic: bool) -> None:
         assert neighbours.pvalue > SIGNIFICANCE, f"neighbours correlate: {neighbours}"
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_short_uniform_numbers_are_below_their_end(dtype: torch.dtype, backend: Any) -> None:
+    """With more bits than the dtype holds, some would be rounded to it."""
+    ranges = ((0.0, 1.0), (2.0, 3.0), (-3.0, -2.0), (-1.0, 0.0), (0.3, 0.4))
+
+    def draw(x: torch.Tensor) -> list[torch.Tensor]:
+        return [torch.rand_like(x), *(torch.empty_like(x).uniform_(*each) for each in ranges)]
+
+    run = compiled(draw, backend, dynamic=False)
+    drawn = run(torch.zeros(4 * N, dtype=dtype))
+    for value, (low, high) in zip(drawn, (ranges[0], *ranges), strict=True):
+        assert low <= value.double().min() and value.double().max() < high
+
+
+def test_integers_of_a_wide_range(backend: Any) -> None:
+    ends = ((-(2**63), 2**63 - 1), (-(2**62), 2**62), (0, 2**60 + 1), (-5, 2**40))
+
+    def draw(x: torch.Tensor) -> list[torch.Tensor]:
+        return [torch.randint(*each, x.shape, device=x.device) for each in ends]
+
+    for value, (low, high) in zip(
+        compiled(draw, backend, False)(torch.zeros(N)), ends, strict=True
+    ):
+        assert low <= value.min() and value.max() < high
+        assert value.unique().numel() > 0.99 * N
+        share = (value.double() - low) / (high - low)
+        assert stats.kstest(share.cpu().numpy(), UNIFORM).pvalue > SIGNIFICANCE
+        assert 0.45 < (value & 1).double().mean() < 0.55
+
+
 @pytest.mark.parametrize("name", DISCRETE)
 def test_discrete(name: str, backend: Any, dynamic: bool) -> None:
     fn, probabilities = DISCRETE[name]

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from dicp.dtypes import opmath_dtype
+from dicp.dtypes import largest_below, opmath_dtype
 from dicp.effects import UNINITIALIZED
 from dicp.graphop.operators import NoRule, Ops, Value
 from dicp.rules import RuleTable
@@ -83,7 +83,11 @@ def _draw(g: Ops, kind: str, shape: Sequence[Any], dtype: torch.dtype) -> Value:
 @rule(aten.uniform.default)
 def uniform(g: Ops, x: Value, start: float = 0.0, end: float = 1.0, **options: Any) -> Value:
     drawn = uniform_of(g, g.shape, opmath_dtype(g.dtype))
-    return g.cast(g.add(g.mul(drawn, end - start), start), g.dtype)
+    result = g.add(g.mul(drawn, end - start), start)
+    if isinstance(start, float) and isinstance(end, float):  # rounded, it might be the end
+        last = max(largest_below(end, g.dtype), start)
+        result = g.op("Minimum", result, g.number(last, result.dtype))
+    return g.cast(result, g.dtype)
 
 
 @rule(aten.normal_functional.default)
@@ -125,9 +129,11 @@ def native_dropout(g: Ops, x: Value, p: float, train: bool | None = True) -> tup
 
 
 def _integers(g: Ops, low: Any, high: Any) -> Value:
-    """Integers in [low, high), all equally likely: the range is far below a double's 53 bits."""
-    drawn = uniform_of(g, g.shape, torch.float64)
+    """Integers in [low, high), all equally likely: the range is far below a double's bits."""
     span = high - low
+    if isinstance(span, int) and span > 2**g.random_bits:
+        raise NoRule("a range with more integers than there are random numbers")
+    drawn = uniform_of(g, g.shape, torch.float64)
     scaled = g.op("Mul", drawn, g.number(span, torch.float64))
     whole = g.cast(g.op("Floor", scaled), torch.int64)
     whole = g.op("Minimum", whole, g.number(span - 1, torch.int64))
@@ -149,7 +155,10 @@ def _open_uniform(g: Ops) -> Value:
 
 @rule(aten.exponential.default)
 def exponential(g: Ops, x: Value, lambd: float = 1.0, **options: Any) -> Value:
-    return g.cast(g.div(g.op("Log", _open_uniform(g)), -lambd), g.dtype)
+    """-log(u) / rate, but never zero: programs often take the logarithm of it."""
+    drawn = g.op("Neg", g.op("Log", _open_uniform(g)))
+    smallest = g.number(torch.finfo(drawn.dtype).eps / 2, drawn.dtype)
+    return g.cast(g.div(g.op("Maximum", drawn, smallest), lambd), g.dtype)
 
 
 @rule(aten.geometric.default)

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from dicp.dtypes import REDUCED_FLOATS
+from dicp.dtypes import REDUCED_FLOATS, largest_below
 from dicp.loop.ir import expr as ir
 from dicp.loop.ir.expr import Expr, apply, cast, const
 from dicp.loop.ir.index import ZERO, Index, contiguous_strides, flatten
@@ -26,6 +26,8 @@ from dicp.rules import NoRule, RuleTable
 aten = torch.ops.aten
 RANDOM = RuleTable()
 rule = RANDOM.register
+WIDEST_RANGE = 2**53
+"""Of random integers; remainders of 63 bits by a larger number are not equally likely."""
 
 
 def generated(
@@ -85,6 +87,9 @@ for _op in (aten.randn.default, aten.randn.generator, aten.randn_like.default):
 
 
 def _integers(lw: Lowering, low: Any, high: Any) -> Value:
+    """Integers in [low, high), all equally likely: the range is far below the numbers' 63 bits."""
+    if isinstance(low, int) and isinstance(high, int) and high - low > WIDEST_RANGE:
+        raise NoRule("a range that is not far below that of the random numbers")
     dtype = lw.meta().dtype
     first, last = lw.scalar(low, torch.int64), lw.scalar(high, torch.int64)
 
@@ -145,10 +150,14 @@ def bernoulli_tensor(lw: Lowering, x: Value, p: Value, *, generator: Any = None)
 def uniform(
     lw: Lowering, x: Value, low: float = 0.0, high: float = 1.0, *, generator: Any = None
 ) -> Value:
-    return generated(
-        lw, "philox_uniform", _width(x.dtype),
-        lambda u, idx: cast(_unit(u, x.dtype) * float(high - low) + float(low), x.dtype),
-    )  # fmt: skip
+    start, end, width = float(low), float(high), _width(x.dtype)
+    last = const(max(largest_below(end, x.dtype), start), width)  # rounded, it might be the end
+
+    def scaled(u: Expr, idx: tuple[Index, ...]) -> Expr:
+        value = _unit(u, x.dtype) * (end - start) + start
+        return cast(apply("minimum", width, value, last), x.dtype)
+
+    return generated(lw, "philox_uniform", width, scaled)
 
 
 @rule(

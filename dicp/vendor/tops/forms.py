@@ -214,3 +214,4 @@ class Tops(Hlir):
     """Builds HLIR operators for the vocabulary of the rules."""
 
     forms = COMPOSED | FORMS | IMAGES
+    random_bits = 31
