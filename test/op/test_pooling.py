@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ import torch.nn.functional as F
 from dicp.testing import ALL_LAYOUTS, T, op
 
 X = (2, 3, 9, 11)
+VOLUMES = (2, 3, 4, 6, 8)
 F32 = (torch.float32,)
 F32_F64 = (torch.float32, torch.float64)
 WITH_HALF = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
@@ -23,6 +25,10 @@ def pool(name: str, fn: Any, *specs: Any, **options: Any) -> Any:
     options.setdefault("dtypes", F32_F64)
     options.setdefault("layouts", ONE)
     return op(name, fn, *specs, strides=False, **options)
+
+
+def with_infinities(x: torch.Tensor) -> torch.Tensor:
+    return x.masked_fill(x > 1.3, math.inf).masked_fill(x < -1.5, -math.inf)
 
 
 CASES = [
@@ -113,6 +119,17 @@ CASES = [
         fixed=(5, 6, 9, 11),
         grad=False,
     ),
+    pool(
+        "averages_of_large_integers",
+        lambda x, y: (
+            F.avg_pool2d(x, 3, 2, 1),
+            F.avg_pool2d(x, 3, 2, 1, count_include_pad=False),
+            F.avg_pool3d(y, 2, divisor_override=3),
+        ),
+        T(X, -(2**40), 2**40),
+        T(VOLUMES, -(2**40), 2**40),
+        dtypes=(torch.int64,),
+    ),
     pool("avg_pool1d", lambda x: F.avg_pool1d(x, 3, 2, 1), (2, 3, 17)),
     pool("avg_pool3d", lambda x: F.avg_pool3d(x, 2, 2, count_include_pad=False), (2, 3, 4, 6, 8)),
     pool(
@@ -142,6 +159,33 @@ CASES = [
         "adaptive_avg_pool3d",
         lambda x: F.adaptive_avg_pool3d(x, (1, 2, 3)),
         (2, 3, 4, 6, 8),
+        graphs=3,
+    ),
+    pool(
+        "adaptive_averages_of_infinities",
+        lambda x, y: (
+            F.adaptive_avg_pool2d(with_infinities(x), (4, 7)),
+            F.adaptive_avg_pool3d(with_infinities(y), (2, 4, 3)),
+        ),
+        X,
+        VOLUMES,
+        dtypes=(torch.float32, torch.bfloat16),
+        grad=False,
+        graphs=3,
+    ),
+    pool(
+        "gradients_of_adaptive_averages_that_are_infinite",
+        lambda dx, dy, x, y: (
+            aten._adaptive_avg_pool2d_backward.default(with_infinities(dx), x),
+            aten._adaptive_avg_pool3d_backward.default(with_infinities(dy), y),
+        ),
+        (2, 3, 4, 7),
+        (2, 3, 2, 4, 3),
+        X,
+        VOLUMES,
+        dtypes=(torch.float32, torch.bfloat16),
+        fixed=(2, 3, 4, 7, 9, 11),
+        grad=False,
         graphs=3,
     ),
     pool(

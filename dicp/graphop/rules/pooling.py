@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from dicp.dtypes import opmath_dtype
 from dicp.graphop.operators import NoRule, Ops, Value, per_axis
 from dicp.rules import RuleTable
 
@@ -210,7 +211,7 @@ class Averages:
         rank = len(out)
         geometry = (per_axis(v, rank) for v in (kernel, stride or kernel, padding, 1))
         self.windows = Windows(g, x, out, *geometry)
-        self.dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
+        self.dtype = opmath_dtype(x.dtype)
         if divisor or count_include_pad:
             self.divisor = g.number(divisor or self.windows.area, self.dtype)
         else:
@@ -234,9 +235,10 @@ def _average(
     mean = Averages(
         g, x, g.shape[-rank:], kernel, stride, padding, ceil_mode, count_include_pad, divisor
     )
-    picked = mean.windows.gather(g, g.cast(x, mean.dtype), 0.0)
+    picked = mean.windows.gather(g, g.cast(x, mean.dtype), 0)
     total = g.reduce("ReduceSum", picked, [picked.ndim - 1], False)
-    return g.cast(g.reshape(g.op("Div", total, mean.divisor), g.shape), x.dtype)
+    kind = "Div" if mean.dtype.is_floating_point else "TruncateDiv"
+    return g.cast(g.reshape(g.op(kind, total, mean.divisor), g.shape), x.dtype)
 
 
 @rule(aten.avg_pool3d_backward.default)
@@ -271,27 +273,31 @@ def _average_backward(
 
 @rule(aten._adaptive_avg_pool3d.default)
 def adaptive_avg_pool3d(g: Ops, x: Value, output_size: Sequence[Any]) -> Value:
-    wide = g.wide(x)
-    weights = _all_weights(g, x.shape[-3:], output_size, wide.dtype)
-    return g.cast(_averaged(g, wide, weights), x.dtype)
+    return _adaptive_average(g, x, output_size)
 
 
 @rule(aten._adaptive_avg_pool3d_backward.default)
 def adaptive_avg_pool3d_backward(g: Ops, dy: Value, x: Value) -> Value:
-    wide = g.wide(dy)
-    weights = _all_weights(g, x.shape[-3:], dy.shape[-3:], wide.dtype)
-    transposed = [g.transpose(weight, [1, 0]) for weight in weights]
-    return g.cast(_averaged(g, wide, transposed), dy.dtype)
+    return _adaptive_backward(g, dy, x, 3)
 
 
-def _averaged(g: Ops, x: Value, weights: Sequence[Value]) -> Value:
-    """Volumes times a matrix along each of their dimensions; along depth, images are rows."""
-    depth, rows, columns = weights
-    *lead, planes, height, width = x.shape
-    flat = g.reshape(x, [*lead, planes, height * width])
-    flat = g.op("BatchMatMul", _for_each(g, depth, lead), flat)
-    volumes = g.reshape(flat, [*lead, depth.shape[0], height, width])
-    return between(g, rows, volumes, g.transpose(columns, [1, 0]))
+def _adaptive_average(g: Ops, x: Value, outs: Sequence[Any]) -> Value:
+    """The mean of each window over the last dimensions."""
+    first = x.ndim - len(outs)
+    total = g.wide(x)
+    for axis, out in enumerate(outs, start=first):
+        total = _window_sums(g, total, axis, out)
+    return g.cast(_per_element(g, total, x.shape[first:]), x.dtype)
+
+
+def _adaptive_backward(g: Ops, dy: Value, x: Value, rank: int) -> Value:
+    """Each window's gradient, divided, added to all elements of the window. An element's windows
+    follow each other: they are those of a mean of `dy` for as many results as `x` has elements."""
+    first = x.ndim - rank
+    total = _per_element(g, g.wide(dy), x.shape[first:])
+    for axis in range(first, x.ndim):
+        total = _window_sums(g, total, axis, x.shape[axis])
+    return g.cast(total, dy.dtype)
 
 
 @rule(aten.adaptive_max_pool2d.default)
@@ -303,22 +309,50 @@ def adaptive_max_pool2d(g: Ops, x: Value, output_size: Sequence[Any]) -> tuple[V
     return g.reshape(y, g.shape), g.cast(g.reshape(places, g.shape), torch.int64)
 
 
-def _shares(g: Ops, size: Any, out: Any, dtype: torch.dtype) -> Value:
-    """(out, size): the weight of each element in the mean of each window along one dimension."""
-    window = g.reshape(g.arange(out), [out, 1])
-    place = g.reshape(g.arange(size), [1, size])
-    count = g.number(out, torch.int64)
+def _bounds(g: Ops, size: Any, out: Any) -> tuple[Value, Value]:
+    """The start and the end of each window along a dimension."""
+    window, count = g.arange(out), g.number(out, torch.int64)
     start = g.op("FloorDiv", g.mul(window, size), count)
     end = g.op("FloorDiv", g.add(g.mul(g.add(window, 1), size), out - 1), count)
-    inside = g.op("LogicalAnd", g.op("GreaterEqual", place, start), g.op("Less", place, end))
-    length = g.cast(g.sub(end, start), dtype)
-    return g.op("Div", g.cast(inside, dtype), length)
+    return start, end
 
 
-def _all_weights(
-    g: Ops, sizes: Sequence[Any], outs: Sequence[Any], dtype: torch.dtype
-) -> list[Value]:
-    return [_shares(g, size, out, dtype) for size, out in zip(sizes, outs, strict=True)]
+def _are_equal(size: Any, out: Any) -> bool:
+    """Whether windows along a dimension are known to have one length and not to overlap."""
+    return isinstance(size, int) and isinstance(out, int) and size % out == 0
+
+
+def _window_sums(g: Ops, x: Value, axis: int, out: Any) -> Value:
+    """The sum of each window along a dimension; no element counts in another window."""
+    size = x.shape[axis]
+    before, after = x.shape[:axis], x.shape[axis + 1 :]
+    if g.same(out, 0):
+        raise NoRule("no window")
+    if _are_equal(size, out):
+        windows = g.reshape(x, [*before, out, size // out, *after])
+        return g.reduce("ReduceSum", windows, [axis + 1], False)
+    start, end = (g.reshape(bound, [out, 1]) for bound in _bounds(g, size, out))
+    places = g.add(start, g.reshape(g.arange((size + out - 1) // out + 1), [1, -1]))
+    inside = g.op("Less", places, end)
+    picked = g.op("Gather", x, g.where(inside, places, 0, torch.int64), g.const(axis, torch.int64))
+    inside = g.reshape(inside, [*[1] * axis, *places.shape, *[1] * len(after)])
+    picked = g.where(g.broadcast(inside, picked.shape), picked, 0.0, x.dtype)
+    return g.reduce("ReduceSum", picked, [axis + 1], False)
+
+
+def _per_element(g: Ops, total: Value, sizes: Sequence[Any]) -> Value:
+    """The sums of windows over dimensions of these sizes, the last ones, divided by the windows'
+    lengths."""
+    first = total.ndim - len(sizes)
+    for axis, size in enumerate(sizes, start=first):
+        out = total.shape[axis]
+        if _are_equal(size, out):
+            total = g.div(total, size // out)
+            continue
+        start, end = _bounds(g, size, out)
+        length = g.cast(g.sub(end, start), total.dtype)
+        total = g.op("Div", total, g.reshape(length, [-1, *[1] * (total.ndim - axis - 1)]))
+    return total
 
 
 def between(g: Ops, rows: Value, x: Value, columns: Value) -> Value:
@@ -344,9 +378,7 @@ def adaptive_avg_pool2d(g: Ops, x: Value, output_size: Sequence[Any]) -> Value:
         return g.reduce("ReduceMean", x, [x.ndim - 2, x.ndim - 1], True)
     if _are_numbers(output_size) and g.takes("AdaptiveAvgPool2D", "x", x.dtype):
         return g.op("AdaptiveAvgPool2D", x, output_size=list(output_size))
-    wide = g.wide(x)
-    rows, columns = _all_weights(g, x.shape[-2:], output_size, wide.dtype)
-    return g.cast(between(g, rows, wide, g.transpose(columns, [1, 0])), x.dtype)
+    return _adaptive_average(g, x, output_size)
 
 
 @rule(aten._adaptive_avg_pool2d_backward.default)
@@ -357,6 +389,4 @@ def adaptive_avg_pool2d_backward(g: Ops, dy: Value, x: Value) -> Value:
         return g.broadcast(g.cast(g.div(wide, area), dy.dtype), x.shape)
     if _are_numbers(x.shape) and g.takes("AdaptiveAvgPool2DGrad", "input_grad", dy.dtype):
         return g.op("AdaptiveAvgPool2DGrad", dy, orig_input_shape=list(x.shape))
-    wide = g.wide(dy)
-    rows, columns = _all_weights(g, x.shape[-2:], dy.shape[-2:], wide.dtype)
-    return g.cast(between(g, g.transpose(rows, [1, 0]), wide, columns), dy.dtype)
+    return _adaptive_backward(g, dy, x, 2)
