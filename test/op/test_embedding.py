@@ -125,6 +125,32 @@ CASES = [
         )
         for mode in ("sum", "mean", "max")
     ],
+    *[
+        op(
+            f"embedding_bag_infinite_padding_{mode}",
+            lambda i, w, mode=mode: F.embedding_bag(
+                i, torch.cat([w[:3], w[3:4].detach() / 0, w[4:]]), mode=mode, padding_idx=3
+            ),
+            index((5, 7), 12),
+            TABLE,
+            dtypes=F32_F64,
+        )
+        for mode in ("sum", "mean")
+    ],
+    op(
+        "embedding_bag_infinite_padding_weighted",
+        lambda i, w, s: F.embedding_bag(
+            i,
+            torch.cat([w[:3], w[3:4].detach() / 0, w[4:]]),
+            per_sample_weights=s,
+            mode="sum",
+            padding_idx=3,
+        ),
+        index((5, 7), 12),
+        TABLE,
+        T((5, 7), layout=False),
+        dtypes=F32_F64,
+    ),
     op(
         "tied_weights",
         lambda i, w: F.embedding(i, w) @ w.t(),

@@ -25,12 +25,21 @@ def _bags(g: Ops, indices: Value, offsets: Value) -> Value:
     return g.add(count, -1)
 
 
-def _counted(g: Ops, indices: Value, padding_idx: int, dtype: torch.dtype) -> Value:
+def _counted(g: Ops, indices: Value, padding_idx: int) -> Value:
     """1 for each index that counts, 0 for padding."""
     if padding_idx < 0:
-        return g.full([indices.shape[0]], 1, dtype)
+        return g.full([indices.shape[0]], 1, torch.int64)
     other = g.op("NotEqual", indices, g.number(padding_idx, indices.dtype))
-    return g.cast(other, dtype)
+    return g.cast(other, torch.int64)
+
+
+def _without_padding(g: Ops, values: Value, indices: Value, padding_idx: int) -> Value:
+    """The values of each index, 0 for padding, whose own may be infinite."""
+    if padding_idx < 0:
+        return values
+    padding = g.op("Equal", indices, g.number(padding_idx, indices.dtype))
+    padding = g.reshape(padding, [padding.shape[0], *[1] * (values.ndim - 1)])
+    return g.where(g.broadcast(padding, values.shape), 0.0, values, values.dtype)
 
 
 def _per_bag(g: Ops, bags: Value, values: Value, count: Any) -> Value:
@@ -50,16 +59,17 @@ def embedding_bag(
     count = g.shape[0]
     wide = g.wide(weight)
     looked_up = g.op("Gather", wide, indices, g.const(0, torch.int64))
-    counted = _counted(g, indices, padding_idx, torch.int64)
+    counted = _counted(g, indices, padding_idx)
     sizes = _per_bag(g, bags, counted, count)
     positions = None
     if mode == MAX:
         out, positions = _largest(g, looked_up, indices, bags, counted, sizes)
     else:
-        share = g.cast(counted, wide.dtype)
         if per_sample_weights is not None:
-            share = g.op("Mul", share, g.cast(per_sample_weights, wide.dtype))
-        out = _per_bag(g, bags, g.op("Mul", looked_up, g.unsqueeze(share, 1)), count)
+            share = g.cast(per_sample_weights, wide.dtype)
+            looked_up = g.op("Mul", looked_up, g.unsqueeze(share, 1))
+        looked_up = _without_padding(g, looked_up, indices, padding_idx)
+        out = _per_bag(g, bags, looked_up, count)
         if mode == MEAN:
             divisor = g.op("Maximum", sizes, g.const(1, torch.int64))
             out = g.op("Div", out, g.unsqueeze(g.cast(divisor, wide.dtype), 1))
@@ -117,14 +127,14 @@ def _table_gradient(
     wide = g.wide(dy)
     if mode == MAX:
         return g.cast(_to_maxima(g, wide, sizes, positions, count), dy.dtype)
-    share = _counted(g, indices, padding_idx, wide.dtype)
-    if per_sample is not None:
-        share = g.op("Mul", share, g.cast(per_sample, wide.dtype))
     if mode == MEAN:
         divisor = g.op("Maximum", sizes, g.const(1, sizes.dtype))
         wide = g.op("Div", wide, g.unsqueeze(g.cast(divisor, wide.dtype), 1))
     spread = g.op("Gather", wide, bags, g.const(0, torch.int64))
-    return g.cast(_per_bag(g, indices, g.op("Mul", spread, g.unsqueeze(share, 1)), count), dy.dtype)
+    if per_sample is not None:
+        spread = g.op("Mul", spread, g.unsqueeze(g.cast(per_sample, wide.dtype), 1))
+    spread = _without_padding(g, spread, indices, padding_idx)
+    return g.cast(_per_bag(g, indices, spread, count), dy.dtype)
 
 
 def _to_maxima(g: Ops, dy: Value, sizes: Value, positions: Value, count: Any) -> Value:
@@ -146,5 +156,4 @@ def per_sample_weights_backward(
     rows = g.op("Gather", g.wide(weight), indices, axis)
     spread = g.op("Gather", g.wide(dy), _bags(g, indices, offsets), axis)
     total = g.reduce("ReduceSum", g.op("Mul", rows, spread), [1], False)
-    counted = _counted(g, indices, padding_idx, total.dtype)
-    return g.cast(g.op("Mul", total, counted), g.dtype)
+    return g.cast(_without_padding(g, total, indices, padding_idx), g.dtype)
