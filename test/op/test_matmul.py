@@ -48,6 +48,22 @@ CASES = [
         dtypes=F32,
         grad=False,
     ),
+    op(
+        "scaled_products_beyond_float16",
+        lambda c, a, b: (
+            torch.addmm(c, a * 300, b * 300, alpha=1e-3),
+            torch.baddbmm(c[None], a[None] * 300, b[None] * 300, alpha=1e-3),
+            torch.addbmm(c, a[None] * 300, b[None] * 300, alpha=1e-3),
+            torch.addmv(c[:, 0], a * 300, b[:, 0] * 300, alpha=1e-3),
+            torch.addr(c, a[:, 0] * 300, b[0] * 300, alpha=1e-3),
+        ),
+        (5, 11),
+        A,
+        B,
+        dtypes=(torch.float16, torch.bfloat16),
+        fixed=(5, 37, 11),
+        grad=False,
+    ),
     op("addmv", torch.addmv, (5,), A, (37,), dtypes=F32_F64),
     op("bmm", torch.bmm, (3, 5, 37), (3, 37, 11), layouts=STRIDED),
     op(

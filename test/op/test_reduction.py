@@ -54,6 +54,13 @@ CASES = [
         dtypes=(*F32_F64, torch.bfloat16),
     ),
     op(
+        "prod_beyond_float16_on_the_way",
+        lambda x: (x.prod(), x.prod(0), x.prod(1)),
+        torch.tensor([[300.0, 400.0, 1e-3], [1e-4, 1e-4, 300.0]], dtype=torch.float16),
+        dtypes=F32_F64[:1],
+        layouts=("contiguous",),
+    ),
+    op(
         "amax_amin",
         lambda x: (x.amax(1), x.amin(0), x.amax((0, 1)), x.amin(-1, keepdim=True)),
         X3,

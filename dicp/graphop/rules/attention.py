@@ -23,7 +23,7 @@ def _scores(
 ) -> tuple[Value, float]:
     """scale q k^T + mask in at least float32, and the scale."""
     factor = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
-    scores = g.mul(g.wide(_product(g, q, _transposed(g, k))), factor)
+    scores = g.mul(_product(g, g.wide(q), _transposed(g, g.wide(k))), factor)
     if is_causal:
         scores = g.where(_inside(g, scores), scores, -math.inf, scores.dtype)
     if mask is not None and mask.dtype == torch.bool:

@@ -32,6 +32,11 @@ RULES.update({
 })  # fmt: skip
 
 
+def _scaled_product(g: Ops, x: Value, y: Value, alpha: Any) -> Value:
+    """The product that is scaled by `alpha`: in 16 bits it might overflow before that."""
+    return product(g, x, y) if alpha == 1 else product(g, g.wide(x), g.wide(y))
+
+
 def _scaled_sum(g: Ops, bias: Value, result: Value, beta: Any, alpha: Any) -> Value:
     """beta bias + alpha result; a beta of 0 ignores the bias, NaN included."""
     dtype = g.dtype
@@ -50,17 +55,17 @@ def addmm(g: Ops, bias: Value, x: Value, y: Value, *, beta: Any = 1, alpha: Any 
     row = bias.ndim == 1 and g.same(bias.shape[0], y.shape[1])
     if alpha == beta == 1 and row and x.dtype.is_floating_point:
         return g.op("MatMul", x, y, bias)
-    return _scaled_sum(g, bias, product(g, x, y), beta, alpha)
+    return _scaled_sum(g, bias, _scaled_product(g, x, y, alpha), beta, alpha)
 
 
 @rule(aten.baddbmm.default)
 def baddbmm(g: Ops, bias: Value, x: Value, y: Value, *, beta: Any = 1, alpha: Any = 1) -> Value:
-    return _scaled_sum(g, bias, product(g, x, y), beta, alpha)
+    return _scaled_sum(g, bias, _scaled_product(g, x, y, alpha), beta, alpha)
 
 
 @rule(aten.addmv.default)
 def addmv(g: Ops, bias: Value, x: Value, y: Value, *, beta: Any = 1, alpha: Any = 1) -> Value:
-    result = g.squeeze(product(g, x, g.unsqueeze(y, 1)), [1])
+    result = g.squeeze(_scaled_product(g, x, g.unsqueeze(y, 1), alpha), [1])
     return _scaled_sum(g, bias, result, beta, alpha)
 
 
@@ -69,11 +74,13 @@ def addr(g: Ops, bias: Value, x: Value, y: Value, *, beta: Any = 1, alpha: Any =
     if g.dtype == torch.bool:
         raise NoRule("an outer product of booleans")
     left, right = (g.cast(v, g.dtype) for v in (x, y))
+    left, right = (v if alpha == 1 else g.wide(v) for v in (left, right))
     result = g.op("Mul", g.unsqueeze(left, 1), g.unsqueeze(right, 0))
     return _scaled_sum(g, g.cast(bias, g.dtype), result, beta, alpha)
 
 
 @rule(aten.addbmm.default)
 def addbmm(g: Ops, bias: Value, x: Value, y: Value, *, beta: Any = 1, alpha: Any = 1) -> Value:
-    result = g.cast(g.reduce("ReduceSum", g.wide(product(g, x, y)), [0], False), x.dtype)
+    result = g.reduce("ReduceSum", g.wide(_scaled_product(g, x, y, alpha)), [0], False)
+    result = g.cast(result, x.dtype) if alpha == 1 else result
     return _scaled_sum(g, bias, result, beta, alpha)

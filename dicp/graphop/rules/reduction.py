@@ -61,14 +61,20 @@ RULES.add(aten.min.default, _extremum("ReduceMin", "ReduceAll"))
 
 @rule(aten.prod.default)
 def prod_all(g: Ops, x: Value, dtype: Any = None) -> Value:
-    x = g.cast(x, g.dtype)
-    return g.reduce("ReduceProd", x, axes_of(None, x.ndim), False) if x.ndim else x
+    return _product_over(g, x, None, False)
 
 
 @rule(aten.prod.dim_int)
 def prod_dim(g: Ops, x: Value, dim: int, keepdim: bool = False, dtype: Any = None) -> Value:
+    return _product_over(g, x, dim, keepdim)
+
+
+def _product_over(g: Ops, x: Value, dims: Any, keepdim: bool) -> Value:
+    """A product of 16-bit floats is rounded once: that of some of them may overflow."""
     x = g.cast(x, g.dtype)
-    return g.reduce("ReduceProd", x, axes_of(dim, x.ndim), keepdim) if x.ndim else x
+    if not x.ndim:
+        return x
+    return g.cast(g.reduce("ReduceProd", g.wide(x), axes_of(dims, x.ndim), keepdim), g.dtype)
 
 
 def _truth(kind: str) -> Any:
