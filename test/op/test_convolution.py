@@ -136,6 +136,18 @@ CASES = [
         (4, 3, 3, 3),
     ),
     conv(
+        "conv_transposes_padded_by_more_than_their_stride",
+        lambda x, y, v, w: (
+            F.conv_transpose1d(x, v, padding=1, output_padding=2, dilation=3),
+            F.conv_transpose2d(y, w, padding=1, output_padding=(1, 0), dilation=2),
+        ),
+        (2, 4, 7),
+        (2, 4, 5, 6),
+        (4, 6, 3),
+        (4, 6, 3, 3),
+        dtypes=F32,
+    ),
+    conv(
         "conv_transpose3d",
         lambda x, w: F.conv_transpose3d(x, w, stride=2),
         (2, 4, 3, 5, 5),

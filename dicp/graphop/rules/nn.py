@@ -213,6 +213,9 @@ class Window:
             raise NoRule("a convolution of an empty tensor")
         if not isinstance(groups, int):
             raise NoRule("a symbolic number of groups")
+        steps, more = (per_axis(v, self.rank) for v in (stride, output_padding))
+        if any(extra >= step for extra, step in zip(more, steps, strict=True)):
+            raise NoRule("a convolution of the result has other sizes than the operand")
         self.flat = self.rank == 1
         lead = [1] if self.flat else []
         zero = [0] if self.flat else []
