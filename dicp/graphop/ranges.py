@@ -56,8 +56,8 @@ class Ranges:
             shows_part = is_view(node.target) and node.target not in OTHER_BITS
             rule = _first if shows_part else RULES.get(node.target)
             found = rule(self, node) if rule is not None else None
-        if fake.dtype == torch.bool:
-            return found or (0, 1)
+        if fake.dtype == torch.bool:  # any number but 0 is a 1
+            return found if found in ((0, 0), (1, 1)) else (0, 1)
         return found if found is not None and _holds(fake.dtype, found) else None
 
 
@@ -125,7 +125,7 @@ def _joined(ranges: Ranges, node: fx.Node) -> Range | None:
 
 def _operands(ranges: Ranges, node: fx.Node) -> tuple[Range, Range] | None:
     left, right = (ranges.of(operand) for operand in node.args[:2])
-    scaled = node.kwargs.get("alpha", 1) != 1
+    scaled = arguments(node).get("alpha", 1) != 1
     return None if left is None or right is None or scaled else (left, right)
 
 

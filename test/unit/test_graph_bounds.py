@@ -90,6 +90,7 @@ NOT_KNOWN: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "too_many": lambda x, i: x[torch.arange(4) + i[:1]] * 2,
     "around_a_view": lambda x, i: x[(i.clamp(0, 5) + 0)[:1].as_strided((2,), (2,))] * 2,
     "wraps_around": lambda x, i: x[(i.clamp(1, 5) * 2**62 * 4).clamp_max(5)] * 2,
+    "scaled_difference": lambda x, i: x[torch.rsub(torch.arange(3), 3, alpha=2)] * 2,
     "beyond_positions": lambda x, i: x.gather(1, x.argmax(1, keepdim=True) + 1),
 }
 
@@ -98,6 +99,11 @@ NOT_KNOWN: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 def test_all_others_are(name: str, run: Any) -> None:
     run(NOT_KNOWN[name], X, PLACES)
     assert len(checks(run)) == 1
+
+
+def test_truth_values_of_other_numbers_are_ones(run: Any) -> None:
+    with pytest.raises(IndexError):
+        run(lambda x, i: x[:1][(i * 0 - 1).clamp(-1, -1).bool().long()] * 2, X, PLACES)
 
 
 def test_a_constant_out_of_range_is_left_to_eager(run: Any) -> None:
