@@ -263,6 +263,15 @@ def test_training_step_matches_eager() -> None:
     assert len(eager) <= 0.05 * len(nodes), eager
 
 
+def test_exponential_numbers_are_never_zero(monkeypatch: pytest.MonkeyPatch) -> None:
+    zeros = "dicp.graphop.rules.creation.uniform_of"
+    monkeypatch.setattr(zeros, lambda g, shape, dtype: g.full(shape, 0.0, dtype))
+    run = torch.compile(
+        lambda x: torch.empty_like(x).exponential_(), backend=Backend("tops", cache=False)
+    )
+    assert (run(torch.zeros(4)) > 0).all()
+
+
 def test_random_numbers_follow_the_seed() -> None:
     torch._dynamo.reset()
     drop = torch.compile(lambda x: F.dropout(x, 0.25), backend=Backend("tops", cache=False))
