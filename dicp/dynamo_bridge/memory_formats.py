@@ -141,6 +141,38 @@ def roll_of_slices(rule: Callable[..., Any] | None) -> Callable[..., Any]:
     return rolled
 
 
+def pad_or_crop(rule: Callable[..., Any] | None) -> Callable[..., Any]:
+    """`rule` for `constant_pad_nd`, whose result PyTorch's inference takes for contiguous where a
+    width is symbolic: of an input that it only crops, eager copies the rest in the input's strides.
+    """
+
+    def padded(x: Tensor, pad: Sequence[Any], *value: Any) -> Any:
+        known = all(isinstance(width, int) for width in pad)
+        # The sign of a width is a guard: it is looked at only where it makes a difference.
+        if known or _keeps_format(x, pad) or any(width > 0 for width in pad):
+            return rule(x, pad, *value) if rule else NotImplemented
+        for k, (low, high) in enumerate(zip(pad[::2], pad[1::2], strict=True)):
+            dim = x.dim() - 1 - k
+            x = x.narrow(dim, -low, x.shape[dim] + low + high)
+        return x.clone()
+
+    return padded
+
+
+def _keeps_format(x: Tensor, pad: Sequence[Any]) -> bool:
+    """Whether copies of a tensor have the strides of the memory format that it resembles, or a size
+    depends on data: the operator then runs eagerly."""
+    # Both import sympy, which the device does not need.
+    from dicp.dynamo_bridge.analysis.values import strides_of
+    from dicp.torch_private import depends_on_data
+
+    if any(map(depends_on_data, (x, *pad))):
+        return True
+    formats = torch.preserve_format, suggested_format(x)
+    copied, inferred = (strides_of(torch.empty_like(x, memory_format=f)) for f in formats)
+    return copied == inferred
+
+
 ON_HOST = frozenset({aten.glu_backward.default, aten.log_sigmoid_forward.default})
 """Operators whose results eager makes contiguous on the host alone."""
 CONTIGUOUS = (

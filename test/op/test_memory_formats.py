@@ -277,3 +277,32 @@ def test_strides_of_gradients_in_another_format(name: str, backend_name: str) ->
         towards = torch.rand(outs[0].shape)
         grads = [torch.autograd.grad(out, x, towards)[0] for out in outs]
         assert not check_tensor(*grads, None, Rule(floor=2))
+
+
+CROPPED = {
+    "one_side": lambda x: F.pad(x, (0, 0, 0, x.shape[2] - 11)),
+    "all_sides": lambda x: F.pad(x, (-1, -1, x.shape[0] - 6, x.shape[2] - 9)),
+    "nothing": lambda x: F.pad(x, (0, x.shape[0] - 5)),
+    "padded": lambda x: F.pad(x, (0, -1, 0, x.shape[2] - 6)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CROPPED)
+def test_strides_of_crops_by_symbolic_widths(name: str, backend_name: str) -> None:
+    fn = CROPPED[name]
+    run = torch.compile(fn, backend=backend_name, dynamic=True)
+    x = torch.randn(5, 7, 10).mT
+    assert not check_tensor(run(x), fn(x), None, Rule(exact=True))
+
+
+def test_strides_of_gradients_of_padding_by_symbolic_widths(backend_name: str) -> None:
+    """They are crops of the result's gradient."""
+
+    def reordered(x: Tensor) -> Tensor:
+        return F.pad(x, (0, 0, 0, x.shape[1])).mT.contiguous() * 2
+
+    x = torch.randn(5, 6, 7, requires_grad=True)
+    run = torch.compile(reordered, backend=backend_name, dynamic=True)
+    towards = torch.randn(5, 7, 12)
+    grads = [torch.autograd.grad(fn(x), x, towards)[0] for fn in (run, reordered)]
+    assert not check_tensor(*grads, None, Rule(exact=True))
