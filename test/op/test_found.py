@@ -298,3 +298,17 @@ def test_several_tensors_and_a_number_that_is_data(size: int, backend_name: str)
     assert not check_tensor(run(*mine), scaled_by_norm(*theirs), None, Rule(floor=2))
     for got, eager in zip(mine, theirs, strict=True):
         assert not check_tensor(got, eager, None, Rule(floor=2))
+
+
+def test_infinities_become_numbers_that_are_replaced_themselves(backend_name: str) -> None:
+    """Each element is replaced once, by the number for its own value."""
+    inf, nan = torch.inf, torch.nan
+    x = torch.tensor([nan, inf, -inf, 1.0])
+
+    def replaced(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        numbers = ((0.0, nan, 1.0), (0.0, -inf, 1.0), (0.0, 1.0, nan), (inf, 2.0, 1.0))
+        return tuple(x.nan_to_num(*each) for each in numbers)
+
+    got = torch.compile(replaced, backend=backend_name)(x)
+    for mine, theirs in zip(got, replaced(x), strict=True):
+        assert not check_tensor(mine, theirs, None, Rule(exact=True))

@@ -504,9 +504,9 @@ def nan_to_num(
     instead = lw.element(0.0 if nan is None else nan, x.dtype)
 
     def body(e: Expr) -> Expr:
-        e = select(compare("eq", e, math.inf), top, e)
-        e = select(compare("eq", e, -math.inf), bottom, e)
-        return select(is_nan(e), instead, e)
+        found = select(compare("eq", e, -math.inf), bottom, e)
+        found = select(compare("eq", e, math.inf), top, found)
+        return select(is_nan(e), instead, found)
 
     return elementwise(lw, (x,), body)
 
