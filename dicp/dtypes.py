@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import math
 import struct
+import sys
 from functools import cache
 
 import torch
@@ -44,6 +45,11 @@ def converted(number: Number, dtype: torch.dtype) -> Number | None:
     if dtype in _INTEGERS:
         return _integer(number, dtype)
     return None
+
+
+def power_of_ten(digits: int) -> float:
+    """10 ** digits, infinite beyond the largest double."""
+    return 10.0**digits if digits <= sys.float_info.max_10_exp else math.inf
 
 
 def largest_below(number: float, dtype: torch.dtype) -> float:

@@ -119,3 +119,6 @@ IDLE_SECONDS = 10.0
 """Memory of results that no run uses for twice this time at most is released."""
 MAX_PLANS = 64
 """Most combinations of sizes whose execution plan is kept; the oldest is planned again."""
+MAX_RANDOM_RANGE = 1 << 53
+"""Widest range of random integers: remainders of 63 bits by a larger number are not equally likely.
+"""

@@ -94,6 +94,14 @@ def test_powers_of_half_of_special_numbers(dtype: torch.dtype, backend_name: str
             assert torch.equal(*negative), (got, eager)
 
 
+@pytest.mark.parametrize("decimals", [30, 400, -400])
+def test_rounding_to_digits_beyond_the_largest_number(decimals: int, backend_name: str) -> None:
+    """The power of 10 is infinite: infinity over infinity."""
+    x = torch.tensor([1.5, 0.0, -2.0])
+    compiled = torch.compile(lambda x: x.round(decimals=decimals), backend=backend_name)
+    torch.testing.assert_close(compiled(x), x.round(decimals=decimals), equal_nan=True)
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
 def test_powers_of_two_beyond_the_dtype(dtype: torch.dtype, backend_name: str) -> None:
     numbers = [torch.inf, -torch.inf, torch.nan, 0.0, -0.0, 1.5, -3.3, 2.0**-140, 2.0**100, 1e300]

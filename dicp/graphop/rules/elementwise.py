@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from dicp.dtypes import REDUCED_FLOATS, opmath_dtype
+from dicp.dtypes import REDUCED_FLOATS, opmath_dtype, power_of_ten
 from dicp.graphop.operators import NoRule, Operand, Ops, Value
 from dicp.rules import RuleTable
 from dicp.torch_private import schema_of
@@ -376,7 +376,7 @@ def round_decimals(g: Ops, x: Value, decimals: int = 0) -> Value:
         return _rounding("Round")(g, x)
     if not x.dtype.is_floating_point:
         raise NoRule("integers rounded to digits, which eager refuses")
-    scale = 10.0 ** abs(decimals)
+    scale = power_of_ten(abs(decimals))
     first, second = ("Mul", "Div") if decimals > 0 else ("Div", "Mul")
     wide = g.wide(x)
     inner = g.op("Round", g.op(first, wide, g.const(scale, wide.dtype)))

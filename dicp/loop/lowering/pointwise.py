@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from dicp.dtypes import REDUCED_FLOATS
+from dicp.dtypes import REDUCED_FLOATS, power_of_ten
 from dicp.loop.ir import expr as ir
 from dicp.loop.ir.expr import Expr, apply, cast, const, opmath
 from dicp.loop.ir.index import Index
@@ -162,7 +162,7 @@ def _rounded(op: str) -> Callable[..., Value]:
             return lw.copy(x)
         if not decimals:
             return elementwise(lw, (x,), lambda e: apply(op, x.dtype, e))
-        scale = 10.0 ** abs(decimals)
+        scale = power_of_ten(abs(decimals))
 
         def body(e: Expr) -> Expr:
             if decimals > 0:

@@ -21,13 +21,12 @@ from dicp.loop.ir.index import ZERO, Index, contiguous_strides, flatten
 from dicp.loop.lowering.core import Lowering, Value
 from dicp.loop.lowering.layout import sizes_of
 from dicp.loop.lowering.pointwise import compare
+from dicp.loop.thresholds import MAX_RANDOM_RANGE
 from dicp.rules import NoRule, RuleTable
 
 aten = torch.ops.aten
 RANDOM = RuleTable()
 rule = RANDOM.register
-WIDEST_RANGE = 2**53
-"""Of random integers; remainders of 63 bits by a larger number are not equally likely."""
 
 
 def generated(
@@ -88,7 +87,7 @@ for _op in (aten.randn.default, aten.randn.generator, aten.randn_like.default):
 
 def _integers(lw: Lowering, low: Any, high: Any) -> Value:
     """Integers in [low, high), all equally likely: the range is far below the numbers' 63 bits."""
-    if isinstance(low, int) and isinstance(high, int) and high - low > WIDEST_RANGE:
+    if isinstance(low, int) and isinstance(high, int) and high - low > MAX_RANDOM_RANGE:
         raise NoRule("a range that is not far below that of the random numbers")
     dtype = lw.meta().dtype
     first, last = lw.scalar(low, torch.int64), lw.scalar(high, torch.int64)
