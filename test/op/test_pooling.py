@@ -120,7 +120,7 @@ CASES = [
         grad=False,
     ),
     pool(
-        "averages_of_large_integers",
+        "avg_pool_of_large_integers",
         lambda x, y: (
             F.avg_pool2d(x, 3, 2, 1),
             F.avg_pool2d(x, 3, 2, 1, count_include_pad=False),
@@ -162,7 +162,7 @@ CASES = [
         graphs=3,
     ),
     pool(
-        "adaptive_averages_of_infinities",
+        "adaptive_avg_pool_of_infinities",
         lambda x, y: (
             F.adaptive_avg_pool2d(with_infinities(x), (4, 7)),
             F.adaptive_avg_pool3d(with_infinities(y), (2, 4, 3)),

@@ -37,6 +37,7 @@ from dicp.gpu.launch import Device
 from dicp.gpu.tiling import Tiling
 from dicp.loop.runtime.executable import LoopExecutable
 from dicp.loop.runtime.host_memory import HostMemory
+from dicp.serialize import bound_sizes
 from dicp.vendor.triton import target as triton_target
 from dicp.vendor.triton.builder import Builder, Job, Plan, Workers
 from dicp.vendor.triton.driver import Driver
@@ -127,7 +128,8 @@ def launched(
         program.serialized, Device(plan, builder, stub.driver, 0), HostMemory()
     )
     given = [*_sizes(program.serialized, sizes), *inputs]
-    symbols = dict(zip(program.serialized["symbols"], executable._sizes(given), strict=True))
+    values = bound_sizes(executable._sources, given)
+    symbols = dict(zip(program.serialized["symbols"], values, strict=True))
     jobs = [plan.job(s, plan.variant(s, symbols)) for s in steps]
     binaries = builder.build(jobs)
     stub.library.cuCtxSetCurrent(1)
@@ -238,9 +240,9 @@ def test_what_the_driver_refuses_is_an_error(stub: Stub, builder: Builder) -> No
     table = (ctypes.c_void_p * len(ran.plan.buffers))(*[4096] * len(ran.plan.buffers))
     (step,) = (s for s in ran.plan.program["steps"] if "kernel" in s)
     segment = Device(ran.plan, builder, stub.driver, 0).segment([step], {}, table, None)
-    ((function, programs, _, shared, parameters),) = segment._ready()
+    (launch,) = segment._ready()
     with pytest.raises(LaunchError, match="refused by the stub"):
-        segment._launch([(function, programs, 2048, shared, parameters)])
+        segment._launch([launch._replace(threads=2048)])
     with pytest.raises(ToolchainError):
         stub.driver.function(0, Binary(b"no binary", "k", 0, 4, {}))
 
