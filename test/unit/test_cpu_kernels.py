@@ -258,7 +258,7 @@ def test_sums_in_rows_are_rounded_in_their_kernel(dtype: torch.dtype) -> None:
     assert_matches(compiled(sums)(grad, index), sums(grad, index), exact)
 
 
-@pytest.mark.parametrize("kind", ["read before", "read apart", "returned"])
+@pytest.mark.parametrize("kind", ["read before", "read again", "read apart", "returned"])
 def test_sums_that_are_read_elsewhere_stay_in_memory(kind: str) -> None:
     """Only what reads each element at its own place can follow each row."""
     grad, index = torch.randn(900, 640).to(BF16), torch.randint(0, 300, (900,))
@@ -267,6 +267,8 @@ def test_sums_that_are_read_elsewhere_stay_in_memory(kind: str) -> None:
         found = torch.zeros(300, 640).index_add(0, index, grad.float())
         if kind == "read before":
             return found.sum(0).to(BF16), found.to(BF16)
+        if kind == "read again":
+            return found[:2] @ (found * 2).mT
         return found.flip(1).to(BF16) if kind == "read apart" else (found, found.to(BF16))
 
     torch.compiler.reset()
