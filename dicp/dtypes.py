@@ -47,6 +47,12 @@ def converted(number: Number, dtype: torch.dtype) -> Number | None:
     return None
 
 
+def significand_bits(dtype: torch.dtype) -> int:
+    """The bits of a number below 1 that a floating-point dtype holds; with more of them it could be
+    rounded to 1."""
+    return 1 - round(math.log2(torch.finfo(dtype).eps))
+
+
 def power_of_ten(digits: int) -> float:
     """10 ** digits, infinite beyond the largest double."""
     return 10.0**digits if digits <= sys.float_info.max_10_exp else math.inf

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from dicp.dtypes import opmath_dtype
+from dicp.dtypes import opmath_dtype, significand_bits
 from dicp.graphop.operators import Ops
 from dicp.graphop.program import Value
 from dicp.rules import NoRule
@@ -254,8 +254,6 @@ def places_along(g: Ops, index: Value, axis: int) -> Value:
 
 PRIME = 2**31 - 1
 MULTIPLIERS = (48271, 69621, 39373)
-DIGITS = {torch.float32: 24, torch.float16: 11, torch.bfloat16: 8}
-"""The bits of a number below 1 that a dtype holds; with more of them it could be rounded to 1."""
 
 
 def _quotient(g: Ops, x: Value, divisor: int) -> Value:
@@ -279,7 +277,7 @@ def _uniform(g: Ops, shape: Sequence[Any], seed: Value, dtype: torch.dtype, stre
         x = _modulo(g, g.add(g.op("Square", x), step))
     if dtype == torch.float64:
         return g.reshape(g.mul(g.cast(x, dtype), 1 / PRIME), shape)
-    bits = DIGITS[dtype]
+    bits = significand_bits(dtype)
     unit = g.mul(g.cast(_quotient(g, x, 2 ** (31 - bits)), torch.float32), 2.0**-bits)
     return g.reshape(g.cast(unit, dtype), shape)
 

@@ -251,6 +251,13 @@ def is_const(expr: Expr, value: Number) -> bool:
     return isinstance(expr, Const) and expr.value == value
 
 
+def is_zero(expr: Expr) -> bool:
+    """Whether `expr` is 0, converted to whatever dtype; -0 is not."""
+    while isinstance(expr, Convert):
+        (expr,) = expr.args
+    return is_const(expr, 0) and math.copysign(1, expr.value) > 0  # type: ignore[attr-defined]
+
+
 def index_value(index: Index, dtype: torch.dtype = torch.int64) -> Expr:
     """The value of `index` as an expression."""
     value = IndexValue("index", torch.int64, (), index)

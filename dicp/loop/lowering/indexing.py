@@ -83,7 +83,14 @@ class Indices:
         return proven(checked(self.lw, index, self.size, wrap=self.wrap), self.size)
 
 
-class ComputedIndices(Indices):
+class StoredIndices(Indices):
+    """Indices that a loop of their own has brought into bounds."""
+
+    def _place(self, index: Expr) -> Index:
+        return proven(index, self.size)
+
+
+class ComputedIndices(StoredIndices):
     """Indices that a decomposition computes from sizes alone: clamped, as rounding may be off.
 
     They are clamped where they are computed: many elements of the result read one of them.
@@ -101,26 +108,19 @@ class ComputedIndices(Indices):
             lw.indices_in_bounds[index, size] = in_bounds
         super().__init__(lw, in_bounds, size, wrap=wrap, count=count)
 
-    def _place(self, index: Expr) -> Index:
-        return proven(index, self.size)
 
-
-class CheckedBefore(Indices):
+class CheckedBefore(StoredIndices):
     """Indices that many elements of the result read along a loop: checked once, in a loop of their
     own, as loops that may report an error are not vectorized."""
 
     def __init__(
         self, lw: Lowering, index: Value, size: Size, *, wrap: bool, count: Size | None = None
     ) -> None:
-        super().__init__(lw, index, size, wrap=wrap, count=count)
-
         def body(idx: tuple[Index, ...]) -> Expr:
             return checked(lw, index.at(idx), size, wrap=wrap)
 
-        self.index = lw.value_of(lw.realize(lw.pointwise(index.shape, torch.int64, body)))
-
-    def _place(self, index: Expr) -> Index:
-        return proven(index, self.size)
+        in_bounds = lw.value_of(lw.realize(lw.pointwise(index.shape, torch.int64, body)))
+        super().__init__(lw, in_bounds, size, wrap=wrap, count=count)
 
 
 def _of_columns(lw: Lowering, x: Value, dim: int) -> type[Indices]:

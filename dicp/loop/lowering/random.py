@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from dicp.dtypes import REDUCED_FLOATS, largest_below
+from dicp.dtypes import REDUCED_FLOATS, largest_below, significand_bits
 from dicp.loop.ir import expr as ir
 from dicp.loop.ir.expr import Expr, apply, cast, const
 from dicp.loop.ir.index import ZERO, Index, contiguous_strides, flatten
@@ -62,7 +62,7 @@ def _unit(u: Expr, dtype: torch.dtype) -> Expr:
     """`u` from [0, 1) with no more bits than `dtype` holds, so that rounding cannot reach 1."""
     if dtype not in REDUCED_FLOATS:
         return u
-    scale = float(2 ** (8 if dtype == torch.bfloat16 else 11))
+    scale = 2.0 ** significand_bits(dtype)
     return apply("floor", u.dtype, u * scale) * (1 / scale)
 
 

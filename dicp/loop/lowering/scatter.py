@@ -9,7 +9,7 @@ import torch
 
 from dicp.dtypes import REDUCED_FLOATS, opmath_dtype
 from dicp.loop.ir import expr as ir
-from dicp.loop.ir.expr import Convert, Expr, Ref, apply, cast, const, is_const
+from dicp.loop.ir.expr import Expr, Ref, apply, cast, const, is_zero
 from dicp.loop.ir.graph import Compute
 from dicp.loop.ir.index import ZERO, Index, Size, domain, is_positive, product
 from dicp.loop.ir.ops import identity_of
@@ -83,21 +83,16 @@ def _scattered_along(
 
     if op not in ("sum", "prod") or lw.combined_in(x.dtype) not in REDUCED_FLOATS:
         return scattered(lw, x, shape, body, target, op)
-    rounded = lw.rounds_sums and dim == 0 and _is_zero(x)  # in one pass over the result
+    rounded = lw.rounds_sums and dim == 0 and _is_zeros(x)  # in one pass over the result
     if not rounded and _copies_slices_only(x, shape) and _is_same_along(place, dim, shape):
         return _in_slices(lw, x, dim, shape, body, target, op)
     return scattered(lw, x, shape, body, target, op, torch.float32)
 
 
-def _is_zero(x: Value) -> bool:
+def _is_zeros(x: Value) -> bool:
     """Whether all elements are zeros, as of a tensor that gradients are added to."""
     fill = x.ref.producer
-    if not isinstance(fill, Compute) or fill.kind != "pointwise":
-        return False
-    value = fill.body
-    while isinstance(value, Convert):
-        (value,) = value.args
-    return is_const(value, 0)
+    return isinstance(fill, Compute) and fill.kind == "pointwise" and is_zero(fill.body)
 
 
 def _copies_slices_only(x: Value, shape: Sequence[Size]) -> bool:

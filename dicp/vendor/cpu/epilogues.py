@@ -21,7 +21,7 @@ from dicp.vendor.cpu.form import ByDestination, Epilogue, Points, Scattered
 from dicp.vendor.cpu.schedule.pointwise import Pointwise
 from dicp.vendor.cpu.schedule.scatter import Scatter, rows_apart
 from dicp.vendor.cpu.thresholds import BEYOND_NEAR
-from dicp.vendor.cpu.zeros import buffers_of, without_zeros_of
+from dicp.vendor.cpu.zeros import buffers_of, without_zeros_of, written_completely
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,10 @@ class _Sums:
 def with_epilogues(
     steps: Sequence[Kernel | Call], outputs: Collection[Ref], non_temporal_bytes: float
 ) -> list[Kernel | Call]:
-    """The steps, those scatters with their epilogues; `outputs` are the graph's."""
+    """The steps, those scatters with their epilogues; `outputs` are the graph's.
+
+    A kernel that did nothing but fill a buffer has no statements left: `without_zeros` drops it.
+    """
     kept = list(steps)
     for step in steps:
         if not isinstance(step, Kernel) or step.kind != "scatter":
@@ -45,7 +48,7 @@ def with_epilogues(
         sums = _sums(step, non_temporal_bytes)
         if sums is not None and sums.store.ref.root not in outputs:
             _fuse(kept, step, sums, non_temporal_bytes)
-    return [s for s in kept if not isinstance(s, Kernel) or any(p.stmts for p in s.phases)]
+    return kept
 
 
 def _fuse(
@@ -82,20 +85,19 @@ def _sums(kernel: Kernel, non_temporal_bytes: float) -> _Sums | None:
     form = kernel.form
     if isinstance(form, Scattered):
         form = _by_destination(kernel, form, non_temporal_bytes) or form
-    found: _Sums | None = None
     if isinstance(form, ByDestination):
         width = kernel.parallel[-1].size
-        step = dict(store.index.terms)[form.place]
-        if isinstance(width, int) and step == width:
-            found = _Sums(form, store, form.place.size, width)
-    elif isinstance(form, Scattered) and rows_apart(kernel):
-        step = store.index.coefficient(kernel.parallel[0])
-        if isinstance(step, int) and step * store.ref.dtype.itemsize <= BEYOND_NEAR:
-            found = _Sums(form, store, kernel.parallel[0].size, step)
-    whole = found is not None and product([found.count, found.width]) == product(
-        store.ref.root.shape
-    )
-    return found if whole else None
+        if not isinstance(width, int) or written_completely(kernel, form) is None:
+            return None
+        return _Sums(form, store, form.place.size, width)
+    if not isinstance(form, Scattered) or not rows_apart(kernel):
+        return None
+    row = kernel.parallel[0]
+    step = store.index.coefficient(row)
+    if not isinstance(step, int) or step * store.ref.dtype.itemsize > BEYOND_NEAR:
+        return None
+    whole = product([row.size, step]) == product(store.ref.root.shape)
+    return _Sums(form, store, row.size, step) if whole else None
 
 
 def _by_destination(

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import replace
 
 from dicp.loop.ir import expr as ir
-from dicp.loop.ir.expr import Const, Convert, Expr, Ref
+from dicp.loop.ir.expr import Ref, is_zero
 from dicp.loop.ir.graph import Call, refs_in
 from dicp.loop.ir.index import indirect_exprs, product
 from dicp.loop.ir.kernel import Kernel
 from dicp.vendor.cpu.form import ByDestination
 
 
-def _written_completely(kernel: Kernel) -> Ref | None:
-    """The buffer that a sum by destination covers completely, or None."""
-    form = kernel.form
-    if not isinstance(form, ByDestination):
-        return None
+def written_completely(kernel: Kernel, form: ByDestination) -> Ref | None:
+    """The buffer that a sum by destination covers completely, row by row, or None."""
     store, place, last = form.store, form.place, kernel.parallel[-1]
     whole = product([place.size, last.size]) == product(store.ref.root.shape)
     step = dict(store.index.terms)[place]
@@ -30,8 +26,8 @@ def without_zeros(steps: Sequence[Kernel | Call]) -> list[Kernel | Call]:
     kept = list(steps)
     for at, step in enumerate(steps):
         buffer = None
-        if isinstance(step, Kernel) and step.kind == "scatter":
-            buffer = _written_completely(step)
+        if isinstance(step, Kernel) and isinstance(step.form, ByDestination):
+            buffer = written_completely(step, step.form)
         earlier = [k for k in range(at) if buffer is not None and buffer in buffers_of(kept[k])]
         if len(earlier) != 1 or not isinstance(step, Kernel):
             continue
@@ -57,7 +53,7 @@ def without_zeros_of(step: Kernel | Call, buffer: Ref | None) -> Kernel | None:
     if not isinstance(step, Kernel) or step.kind != "pointwise":
         return None
     stores = step.stores()
-    zeros = [s for s in stores if s.ref.root is buffer and not s.op and _is_zero(s.value)]
+    zeros = [s for s in stores if s.ref.root is buffer and not s.op and is_zero(s.value)]
     reads = {item.ref.root for item in step.reads()}
     if len(zeros) != 1 or buffer in reads or sum(s.ref.root is buffer for s in stores) != 1:
         return None
@@ -68,9 +64,3 @@ def without_zeros_of(step: Kernel | Call, buffer: Ref | None) -> Kernel | None:
         replace(p, stmts=tuple(s for s in p.stmts if s is not zeros[0])) for p in step.phases
     )
     return replace(step, phases=phases)
-
-
-def _is_zero(value: Expr) -> bool:
-    while isinstance(value, Convert):
-        (value,) = value.args
-    return isinstance(value, Const) and value.value == 0 and math.copysign(1, value.value) > 0
