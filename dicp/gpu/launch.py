@@ -204,7 +204,7 @@ class DeviceSegment:
         return 0
 
     def run_one(self, position: int) -> int:
-        self._launch(self._ready()[position : position + 1])
+        self._launch(self._ready()[position : position + 1], position)
         return 0
 
     def _ready(self) -> list[PreparedLaunch]:
@@ -215,11 +215,12 @@ class DeviceSegment:
             found = self._prepared[misaligned] = self._prepare(misaligned)
         return found
 
-    def _launch(self, launches: Sequence[PreparedLaunch]) -> None:
+    def _launch(self, launches: Sequence[PreparedLaunch], first: int = 0) -> None:
+        """Launches consecutive kernels of the segment, the first of which is number `first`."""
         module, driver = self.device.module, self.device.driver
         if module.current_device() != self.device.index:
             with module.device(self.device.index):
-                self._launch(launches)
+                self._launch(launches, first)
             return
         launch, stream = driver.launch, self.device.stream()
         self.device.keep_if_captured()
@@ -233,7 +234,7 @@ class DeviceSegment:
                 result = launch(function, *rest)
             if result:
                 position = next(k for k, x in enumerate(launches) if x.parameters is parameters)
-                step = self.steps[position]
+                step = self.steps[first + position]
                 reason = (
                     f"{driver.describe(result)}, with {programs} blocks of {threads} threads and "
                     f"{shared} bytes of dynamic shared memory"

@@ -497,6 +497,20 @@ def test_a_launch_the_driver_refuses_names_kernel_and_operators(gpu: StandIn) ->
     assert caught.value.kernel == step["kernel"]
 
 
+def test_a_launch_refused_in_a_profiled_run_names_its_own_kernel(gpu: StandIn) -> None:
+    plan = plan_of(lambda x: torch.cumsum(x.sum(1), 0).exp(), torch.ones(64, 4096))
+    steps = [s for s in plan.program["steps"] if "kernel" in s]
+    assert len(steps) > 1
+    table = (ctypes.c_void_p * len(plan.buffers))(*[4096] * len(plan.buffers))
+    segment = Device(plan, Named(), Driver(gpu), 0).segment(steps, {}, table, None)
+    segment.run()
+    gpu.result = 719
+    for position, step in enumerate(steps):
+        with pytest.raises(LaunchError) as caught:
+            segment.run_one(position)
+        assert caught.value.kernel == step["kernel"]
+
+
 def test_a_thread_without_a_context_enters_the_devices(gpu: StandIn) -> None:
     plan = plan_of(lambda x: x * 2, torch.ones(64))
     step = first_kernel(plan)
