@@ -21,6 +21,7 @@ from dicp import torch_private
 from dicp.dynamo_bridge.aot_graph import CompiledGraph, GraphCompiler, GraphInfo, Kind, unmarked
 from dicp.dynamo_bridge.aot_results import Slot, find_result, store_result
 from dicp.dynamo_bridge.executables import interpreted
+from dicp.dynamo_bridge.frame_stack import in_own_chunk
 from dicp.dynamo_bridge.gradient_layouts import GradientLayouts
 from dicp.dynamo_bridge.number_checks import NumberChecks
 from dicp.dynamo_bridge.passes.joint import copy_overwritten_inputs, save_compared_floats
@@ -55,7 +56,7 @@ _SETTINGS: Final = {"cse": False, "donated_buffer": False}
 
 def _compile(compiler: GraphCompiler, gm: Any, example_inputs: Sequence[Any]) -> Callable[..., Any]:
     with torch_private.functorch_config.patch(_SETTINGS), _collection_paused():
-        return _compile_in_stages(compiler, gm, example_inputs)
+        return in_own_chunk(_compile_in_stages, compiler, gm, example_inputs)
 
 
 @contextlib.contextmanager
@@ -253,7 +254,9 @@ class _Training:
     def compile_backward(self, graph: fx.GraphModule, inputs: Sequence[Any]) -> Any:
         def compiled() -> Any:
             with _collection_paused():
-                made = self.compiler.compile_graph(graph, list(inputs), self.backward_info)
+                made = in_own_chunk(
+                    self.compiler.compile_graph, graph, list(inputs), self.backward_info
+                )
             self.made["backward"] = made
             return _untraced(made)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import resource
 import sys
 import warnings
 from collections.abc import Callable, Sequence
@@ -294,6 +295,32 @@ def test_collection_is_on_again() -> None:
 
 
 # ---- stored results ------------------------------------------------------------------------------
+
+
+def test_frames_of_a_compilation_lie_in_one_chunk() -> None:
+    """Mapping a chunk at each call costs a page fault, at the depth where a chunk ends."""
+
+    def faults() -> int:
+        return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+
+    def calls() -> int:
+        before = faults()
+        for _ in range(300):
+            (lambda: None)()
+        return faults() - before
+
+    def below(frames: int) -> int:
+        return below(frames - 1) if frames else calls()
+
+    found: list[int] = []
+
+    def work(gm: fx.GraphModule, inputs: list[Any], info: GraphInfo) -> CompiledGraph:
+        found.append(max(map(below, range(200))))
+        return interpreted(to_json(gm))
+
+    trained(compiled(Perceptron(), Toy(compile_graph=work)), torch.randn(4, 6))
+    assert max(map(below, range(200))) >= 300, "no depth ends a chunk of CPython's own size"
+    assert len(found) == 2 and max(found) < 100
 
 
 def test_training_from_stored_results(cache: Cache) -> None:
