@@ -189,15 +189,25 @@ def test_what_was_begun_is_taken_up(tmp_path: Path, compilations: list[str], job
     units = opened(tmp_path, begun, compile_jobs=jobs)
     units.begin([PRODUCT, ATTENTION])
     units.begin([PRODUCT])
-    assert len(begun) == 2, "nothing is begun twice"
+    assert len(begun) == 3, "the driver besides; nothing is begun twice"
     found = units.build({"dicp_product": "", "dicp_product_biased": ""}, {})
     assert found["dicp_product"] == found["dicp_product_biased"]
     units.build({"dicp_attention": ""}, {})
     assert not begun
     assert sorted(compilations)[:2] == ['#include "attention.h"', '#include "product.h"']
-    assert len(compilations) == 3, "the driver besides"
+    assert len(compilations) == 3
     units.begin([PRODUCT, ATTENTION])
     assert not begun, "the cache has them"
+
+
+def test_the_driver_is_begun_for_any_graph(tmp_path: Path, compilations: list[str]) -> None:
+    begun: Begun = {}
+    units = opened(tmp_path, begun)
+    units.begin([])
+    (driver,) = begun.values()
+    assert driver.exception() is None and len(compilations) == 1
+    units.build({}, {})
+    assert not begun and len(compilations) == 1
 
 
 def test_beginning_does_not_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -210,9 +220,9 @@ def test_beginning_does_not_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(units_module, "compile_shared", slow)
     units = opened(tmp_path, {})
-    units.begin([PRODUCT])
+    units.begin([])
     began = time.perf_counter()
-    units.routines(PRODUCT)
+    units.driver()
     assert len(finished) == 1 and began < finished[0] < time.perf_counter()
 
 

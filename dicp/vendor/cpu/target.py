@@ -187,8 +187,8 @@ class CpuTarget(LoopTarget):
             return verdict(cache, which).library == "onednn"
 
         groups = expected_groups(gm, train, past_blas)
-        if groups and (has_feature(WIDE_VECTORS) or past_blas("medium")):
-            Units.open(config, cache, self._begun).begin(groups)
+        ours = groups and (has_feature(WIDE_VECTORS) or past_blas("medium"))
+        Units.open(config, cache, self._begun).begin(groups if ours else ())
 
     def compile(self, sources: KernelSources, cache: Cache, config: Config) -> Mapping[str, str]:
         return Units.open(config, cache, self._begun).build(sources.texts, sources.comments())

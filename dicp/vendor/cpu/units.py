@@ -10,10 +10,10 @@ import contextlib
 import os
 import re
 import threading
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from pathlib import Path
 from typing import TypeAlias
 
@@ -54,13 +54,16 @@ class Units:
         return cls(find_toolchain(config), cache, config.jobs, begun)
 
     def begin(self, groups: Iterable[Group]) -> None:
-        """Start compiling those `groups` that the cache lacks in the background; `build` waits."""
-        missing = {key: g for g in groups if self._is_new(key := self._routines_key(g))}
+        """Start compiling the driver and the routines of `groups` in the background, as far as the
+        cache lacks them; `build` waits."""
+        units = {self._driver_key: self._compile_driver}
+        units |= {self._routines_key(g): partial(self._compile_routines, g) for g in groups}
+        missing = {key: job for key, job in units.items() if self._is_new(key)}
         if not missing:
             return
         pool = ThreadPoolExecutor(self.jobs)
-        for key, group in missing.items():
-            self.begun[os.getpid(), key] = pool.submit(self._compile_routines, key, group)
+        for key, job in missing.items():
+            self.begun[os.getpid(), key] = pool.submit(job)
         pool.shutdown(wait=False)
 
     def _is_new(self, key: str) -> bool:
@@ -119,21 +122,28 @@ class Units:
     def routines(self, group: Group) -> str:
         """The key of the unit of a group of routines, compiled if the cache lacks it."""
         key = self._routines_key(group)
-        begun = self.begun.pop((os.getpid(), key), None)
-        if begun is None or begun.cancel() or begun.exception() or not self._has(key):
-            self._compile_routines(key, group)
+        self._finish(key, partial(self._compile_routines, group))
         return key
-
-    def _compile_routines(self, key: str, group: Group) -> None:
-        text = unit_text(group.header, group.bodies(), {})
-        self._compile(key, text, self.toolchain.with_flags(group.flags), group.bodies())
 
     def driver(self) -> str:
         """The key of the unit that launches kernels one after another."""
-        text = render_template(FOLDER / "driver.cpp.jinja", max_args=MAX_ARGS)
-        key = key_of("driver", text, self.toolchain.identity)
-        self._compile(key, text, self.toolchain, ("dicp_run",), "driver.cpp")
-        return key
+        self._finish(self._driver_key, self._compile_driver)
+        return self._driver_key
+
+    def _finish(self, key: str, job: Callable[[], None]) -> None:
+        """Waits for the unit `key` if it was begun, else runs the `job` that compiles it."""
+        begun = self.begun.pop((os.getpid(), key), None)
+        if begun is None or begun.cancel() or begun.exception() or not self._has(key):
+            job()
+
+    def _compile_routines(self, group: Group) -> None:
+        text = unit_text(group.header, group.bodies(), {})
+        toolchain = self.toolchain.with_flags(group.flags)
+        self._compile(self._routines_key(group), text, toolchain, group.bodies())
+
+    def _compile_driver(self) -> None:
+        text = _driver_text()
+        self._compile(self._driver_key, text, self.toolchain, ("dicp_run",), "driver.cpp")
 
     def _compile(
         self,
@@ -154,6 +164,10 @@ class Units:
     def _routines_key(self, group: Group) -> str:
         bodies = sorted(group.bodies().items())
         return key_of(group.header, bodies, list(group.flags), self._identity)
+
+    @cached_property
+    def _driver_key(self) -> str:
+        return key_of("driver", _driver_text(), self.toolchain.identity)
 
     def _kernel_key(self, name: str, text: str) -> str:
         return key_of(name, text, self._identity)
@@ -185,6 +199,11 @@ def header_texts() -> dict[str, str]:
     """The C++ files a unit may include, by name."""
     own = {"prelude.h": (FOLDER / "prelude.h").read_text(), **headers()}
     return {spelling.SCALAR_HEADER: spelling.header_text(), **own}
+
+
+@lru_cache(maxsize=1)
+def _driver_text() -> str:
+    return render_template(FOLDER / "driver.cpp.jinja", max_args=MAX_ARGS)
 
 
 def _balanced(texts: Mapping[str, str], jobs: int) -> list[dict[str, str]]:
