@@ -136,6 +136,34 @@ def test_tiles_fit_shared_memory(tmp_path: Path) -> None:
     assert torch.equal(compiled(fn, tmp_path)(*inputs), fn(*inputs))
 
 
+# ---- arrays of exchanges -------------------------------------------------------------------------
+
+
+def test_many_reductions_fit_shared_memory(tmp_path: Path) -> None:
+    def fn(x: Tensor) -> list[Tensor]:
+        return [(x * k).argmax(0) for k in range(1, 25)]
+
+    x = torch.randn(70, 48, dtype=torch.float64)
+    (text,) = texts_of(fn, x)
+    assert text.count("__shared__") == 4  # two of values and two of positions, of 2 KiB each
+    for got, wanted in zip(compiled(fn, tmp_path, 32)(x), fn(x), strict=True):
+        assert torch.equal(got, wanted)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_rows_with_several_reductions_beside_sums(count: int, tmp_path: Path) -> None:
+    def fn(x: Tensor) -> tuple[Tensor, Tensor]:
+        y = x
+        for _ in range(count):
+            y = y - y.amax(-1, keepdim=True) * 0.5
+        return y, x.sum(0)
+
+    x = torch.randn(1024, 600)
+    assert any("sums_0" in text for text in texts_of(fn, x))
+    for got, eager, real in zip(compiled(fn, tmp_path, 32)(x), fn(x), fn(x.double()), strict=True):
+        assert_matches(got, eager, real)
+
+
 # ---- online softmax ------------------------------------------------------------------------------
 
 

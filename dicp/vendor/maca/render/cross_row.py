@@ -6,7 +6,7 @@ from dicp.codegen.types import VALUE_TYPE
 from dicp.gpu.threads import LoopedRowThreads
 from dicp.gpu.tiles import numel
 from dicp.loop.ir.index import Size, product
-from dicp.loop.ir.kernel import Kernel, Reduce, Store
+from dicp.loop.ir.kernel import Kernel, Store
 from dicp.vendor.maca.facts import MIN_WAVE
 from dicp.vendor.maca.render.reduction import Reduction
 
@@ -20,8 +20,6 @@ class LoopedRows(Reduction):
     def __init__(self, kernel: Kernel, form: LoopedRowThreads) -> None:
         super().__init__(kernel, form)
         self._sums = {stmt: f"sums_{k}" for k, stmt in enumerate(kernel.cross_row_stores())}
-        self._row_exchanges: dict[str, str] = {}
-        """By type, the shared memory in which the groups' sums are added up, one after another."""
 
     def axes(self) -> dict[str, tuple[Size, int]]:
         partition = self.kernel.partition
@@ -57,7 +55,7 @@ class LoopedRows(Reduction):
         for stmt, name in self._sums.items():
             self._finish(stmt, name)
         self.pop(whole)
-        return [*(f"  __shared__ {text};" for text in self.shared), *whole.lines]
+        return [*self._declarations(), *whole.lines]
 
     @property
     def _points_of_a_thread(self) -> int:
@@ -76,9 +74,8 @@ class LoopedRows(Reduction):
             *(f"  {text}" for text in self._digits("row", block.looped)),
         ]  # fmt: skip
         self._phases()
-        joins = [s for s in self.kernel.stmts() if isinstance(s, Reduce)]
-        if len(joins) == 1 and block.group > MIN_WAVE:
-            # The next row's reduction writes what all threads have read by then.
+        if any(count % 2 for count in self._exchanges.values()) and block.group > MIN_WAVE:
+            # The next row's first reduction writes what all threads have read by then.
             row.lines.append("  __syncthreads();")
         self.pop(row)
         return [f"  {text}" for text in row.lines]
@@ -93,10 +90,7 @@ class LoopedRows(Reduction):
         block, scope, loops = self.block, self.scopes[-1], self.kernel.reduction
         ctype = VALUE_TYPE[stmt.ref.dtype]
         if block.rows > 1:
-            array = self._row_exchanges.get(ctype) or self._shared_array(
-                ctype, f"shared_{ctype}", self.threads
-            )
-            self._row_exchanges[ctype] = array
+            array = self._shared_array(ctype, f"rows_{ctype}", self.threads)
             sizes = f"{block.group}, {block.rows}, {self._points_of_a_thread}"
             scope.lines.append(f"  d_add_rows<{sizes}>({name}, {array});")
         inner = self.push(loops, 3)

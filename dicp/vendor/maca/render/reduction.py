@@ -29,8 +29,10 @@ class Reduction(Points):
     def __init__(self, kernel: Kernel, form: RowThreads) -> None:
         super().__init__(kernel)
         self.block = form
-        self.shared: list[str] = []
-        """Declarations of shared memory."""
+        self.shared: dict[str, str] = {}
+        """Arrays in shared memory, and the declaration of each."""
+        self._exchanges: dict[str, int] = {}
+        """By the name of a pair of arrays, how many exchanges use it."""
         self.range = "", ""
         """The first point of the block's part of the reduction and its end; empty if it has all."""
         self._sum_of: dict[str, Reduce] = {}
@@ -66,7 +68,10 @@ class Reduction(Points):
             *(f"  {text}" for text in self._digits("row", kernel.parallel)),
         ]  # fmt: skip
         self._phases()
-        return [*(f"  __shared__ {text};" for text in self.shared), *row.lines]
+        return [*self._declarations(), *row.lines]
+
+    def _declarations(self) -> list[str]:
+        return [f"  __shared__ {text};" for text in self.shared.values()]
 
     def _part(self, number: str) -> list[str]:
         """Declares the part of the partitioned loops that the block has: its number and its end."""
@@ -227,12 +232,19 @@ class Reduction(Points):
         block, name = self.block, local(stmt.name)
         apart = "_apart" if self.block.apart else ""
         sizes = f"{block.rows}, {block.group}" if self.block.apart else f"{block.group}"
-        array = self._exchange_array(accumulator_type(stmt), f"shared_{stmt.name}")
+        ctype = accumulator_type(stmt)
+        array = self._next_array(ctype, f"shared_{ctype}")
         if stmt.finds_position:
-            places = self._exchange_array("int64_t", f"places_{stmt.name}")
+            places = self._next_array("int64_t", "places")
             kind = f"d_reduce_pair{apart}<d_first_{stmt.op[3:]}, {sizes}>"
             return f"{kind}({name}, at_{stmt.name}, {array}, {places});"
         return f"{name} = d_reduce{apart}<d_op_{stmt.op}, {sizes}>({name}, {array});"
+
+    def _next_array(self, ctype: str, pair: str) -> str:
+        """One of two arrays that reductions use in turn: the barrier of each reduction orders what
+        the one before it has read and what the next one writes."""
+        used = self._exchanges[pair] = self._exchanges.get(pair, 0) + 1
+        return self._exchange_array(ctype, f"{pair}_{used % 2}")
 
     def _exchange_array(self, ctype: str, name: str) -> str:
         """An array for the exchanges of a reduction or scan."""
@@ -240,7 +252,7 @@ class Reduction(Points):
         return self._shared_array(ctype, name, size)
 
     def _shared_array(self, ctype: str, name: str, size: int) -> str:
-        self.shared.append(f"d_shared<{ctype}, {size}> {name}")
+        self.shared[name] = f"d_shared<{ctype}, {size}> {name}"
         return name
 
     # ---- scans ----------------------------------------------------------------------------------
