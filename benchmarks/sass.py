@@ -121,28 +121,26 @@ def _config(target: Target) -> Config:
     return Config.from_env({"DICP_CACHE": "0", **own}, target.options)
 
 
-def triton_count(plain: Mapping[str, Any], texts: Mapping[str, str], elements: int) -> Count:
+def tiles_listings(program: Any) -> dict[str, list[str]]:
+    """The instructions of each kernel that Triton compiles."""
     with tempfile.TemporaryDirectory() as folder:
         config = Config(cache_dir=Path(folder))
         workers = Workers()
         try:
-            plan = Plan(plain, texts, ARCH)
-            jobs = plan.jobs()
+            jobs = Plan(program.serialized, program.kernel_texts, ARCH).jobs()
             found = Builder(Cache.open(config), workers, config.jobs).build(jobs)
         finally:
             workers.close()
-    listings = {job.name: _listing(binary.code) for job, binary in zip(jobs, found, strict=True)}
-    return _total(plain, listings, NVIDIA.lanes, elements)
+    return {job.name: _listing(binary.code) for job, binary in zip(jobs, found, strict=True)}
 
 
-def threads_count(plain: Mapping[str, Any], texts: Mapping[str, str], elements: int) -> Count:
-    names = [step["kernel"] for step in plain["steps"] if "kernel" in step]
+def threads_listings(program: Any) -> dict[str, list[str]]:
+    """The instructions of each kernel that NVRTC compiles."""
     compiler = Nvrtc(ARCH, ("-DD_NARROW", "-DD_ALIGNED"))
-    listings = {
-        name: _listing(compiler.compile(unit_text({name: texts[name]}, {}), [name]))
-        for name in names
+    return {
+        name: _listing(compiler.compile(unit_text({name: text}, {}), [name]))
+        for name, text in program.kernel_texts.items()
     }
-    return _total(plain, listings, WAVE, elements)
 
 
 def _listing(code: bytes) -> list[str]:
@@ -182,14 +180,20 @@ def _total(
     return Count(instructions / elements, moved / elements)
 
 
+def programs_of(fn: Callable[..., Any], inputs: Sequence[Any]) -> tuple[Any, Any]:
+    """The program of a function for either target."""
+    (tiles,), (threads,) = (programs(t(), fn, inputs) for t in (_Triton, _Threads))
+    return tiles, threads
+
+
 def compared(name: str) -> tuple[Count, Count]:
     """What the kernels of one of FUNCTIONS execute: those of tiles, those of threads."""
     fn, inputs = FUNCTIONS[name]
     elements = inputs[0].numel()
-    (tiles,), (threads,) = (programs(t(), fn, inputs) for t in (_Triton, _Threads))
+    tiles, threads = programs_of(fn, inputs)
     return (
-        triton_count(tiles.serialized, tiles.kernel_texts, elements),
-        threads_count(threads.serialized, threads.kernel_texts, elements),
+        _total(tiles.serialized, tiles_listings(tiles), NVIDIA.lanes, elements),
+        _total(threads.serialized, threads_listings(threads), WAVE, elements),
     )
 
 

@@ -76,7 +76,8 @@ def find_mxcc(config: Config, defines: tuple[str, ...] = ()) -> Mxcc:
             "Install the MACA toolkit, or name its folder in MACA_PATH.",
         )  # fmt: skip
     (program, *_), version = host.find_compiler(TARGET, str(path))
-    flags = ("-x", "maca", "--fatbin", f"-I{root / 'include'}", "-O3", "-fPIC", "-std=c++17")
+    flags = ("-x", "maca", "--fatbin", f"-I{root / 'include'}", "-O3", "-fPIC", "-std=c++17",
+             "-ffp-contract=off")  # fmt: skip
     return Mxcc((program, *flags, *config.vendor["maca_flags"]), version, defines)
 
 
@@ -89,7 +90,9 @@ class Nvrtc:
 
     @property
     def flags(self) -> tuple[str, ...]:
-        return (f"--gpu-architecture=sm_{self.arch}", "--std=c++17", *self.defines)
+        return (
+            f"--gpu-architecture=sm_{self.arch}", "--std=c++17", "--fmad=false", *self.defines,
+        )  # fmt: skip
 
     @property
     def version(self) -> str:
