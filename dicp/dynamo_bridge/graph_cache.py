@@ -129,6 +129,7 @@ def identity_of(target: Target, config: Config) -> str:
         own_version(),
         source_of(type(target)),
         torch.__version__,
+        str(torch.get_default_dtype()),
         target.name,
         target.fingerprint(config),
         config.key(target.options),

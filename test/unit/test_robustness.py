@@ -645,6 +645,15 @@ def test_dtype_changes_after_compile(backend: BackendUnderTest) -> None:
         compare(run(x), model(x))
 
 
+def test_the_default_dtype_changes_between_compilations(backend: BackendUnderTest) -> None:
+    """Also where the second one finds the first one's result on disk."""
+    indices = torch.arange(3)
+    for dtype in (torch.float32, torch.float64):
+        torch.set_default_dtype(dtype)
+        torch.compiler.reset()
+        same(lambda i: i / 2 + 0.125, backend, indices)
+
+
 def test_parameters_change_after_compile(backend: BackendUnderTest) -> None:
     model = nn.Linear(4, 3)
     run = torch.compile(model, backend=backend)
