@@ -97,6 +97,14 @@ def lines_of(origins: Sequence[Origin]) -> str:
     return "; ".join(filter(None, dict.fromkeys(origin.user_line for origin in origins)))
 
 
+def profiled_name(kernel: str, origins: Sequence[Origin]) -> str:
+    """A kernel's name in a profile, after that of its operators where it does not say them."""
+    operators = dict.fromkeys(o.op.removeprefix("aten.").partition(".")[0] for o in origins)
+    if not operators or any(name.strip("_") in kernel for name in operators):
+        return f"dicp::{kernel}"
+    return f"dicp::{'_'.join(operators)}.{kernel}"
+
+
 def frames_of(trace: str) -> list[Frame]:
     """The user's frames of a recorded stack, outermost first."""
     found = _FRAME.findall(trace)

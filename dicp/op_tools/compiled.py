@@ -14,6 +14,7 @@ import contextlib
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import zip_longest
 from operator import getitem
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -22,6 +23,7 @@ import torch
 from torch import fx
 
 from dicp.dynamo_bridge.inspection import InspectedGraph, register_inspector
+from dicp.effects import is_view
 from dicp.errors import OverflowFoundError
 from dicp.op_tools.autocompare import OpAutoCompare, Record
 from dicp.op_tools.capture import CAPTURES, OpCapture
@@ -41,9 +43,9 @@ from dicp.op_tools.records import CallId, Place, heading, logger
 from dicp.op_tools.tables import table
 from dicp.op_tools.timing import OpTimeMeasure, Timing
 from dicp.op_tools.verdict import COLUMNS, Comparison, as_promised, compare
-from dicp.origin import user_line
+from dicp.origin import profiled_name, user_line
 from dicp.target import KernelReport
-from dicp.torch_private import profiling
+from dicp.torch_private import OpOverload, profiling
 
 Group = tuple[str, list[fx.Node]]
 """A kernel's name and its nodes; an operator outside of kernels is a group of its own."""
@@ -434,7 +436,7 @@ def _timed(graph: InspectedGraph, inputs: list[Any], timers: Sequence[OpTimeMeas
         outputs = graph.executable(inputs)
     spent: dict[str, list[float]] = {}
     for event in profile.events():
-        if event.name.startswith("dicp::"):
+        if event.cpu_parent is None and "::" in event.name:
             device = getattr(event, "device_time_total", 0)
             spent.setdefault(event.name, []).append((device or event.cpu_time_total) / 1e3)
     for timer in timers:
@@ -443,22 +445,39 @@ def _timed(graph: InspectedGraph, inputs: list[Any], timers: Sequence[OpTimeMeas
     return outputs
 
 
-def _timings(graph: InspectedGraph, spent: Mapping[str, list[float]]) -> Iterator[Timing]:
-    """A timing per kernel, and for each of its operators a share by the bytes of its result."""
-    nodes = {node.name: node for node in graph.gm.graph.nodes}
-    left = {name: list(times) for name, times in spent.items()}
+def _timings(graph: InspectedGraph, spent: Mapping[str, Sequence[float]]) -> Iterator[Timing]:
+    """A timing per run of a kernel and per call between kernels, by the profiler's names."""
+    reports: dict[str, list[KernelReport]] = {}
     for kernel in graph.kernels:
-        times = left.get(f"dicp::{kernel.name}")
-        if not times:
-            continue
-        inside = [nodes[o.node] for o in kernel.origins if o.node in nodes]
-        total, number = times.pop(0), CallId.new()
-        yield Timing(kernel.name, number, _place(inside), total)
-        sizes = [_bytes(node) for node in inside]
-        if len(inside) > 1 and any(sizes):
-            for node, size in zip(inside, sizes, strict=True):
-                share = total * size / sum(sizes)
-                yield Timing(str(node.target), number, _place([node]), share, estimated=True)
+        reports.setdefault(profiled_name(kernel.name, kernel.origins), []).append(kernel)
+    callers: dict[str, list[fx.Node]] = {}
+    for node in graph.gm.graph.nodes:
+        if isinstance(node.target, OpOverload) and not is_view(node.target):
+            callers.setdefault(node.target.name().partition(".")[0], []).append(node)
+    for name, times in spent.items():
+        if name in reports:  # equal kernels have one report
+            own = reports[name]
+            for k, time in enumerate(times):
+                yield from _timings_of_kernel(graph, own[min(k, len(own) - 1)], time)
+        elif name in callers or not name.startswith("aten::"):  # the run itself makes aten's others
+            for time, node in zip_longest(times, callers.get(name, [])[: len(times)]):
+                called = str(node.target) if node is not None else name
+                yield Timing(called, CallId.new(), _place([node] if node is not None else []), time)
+
+
+def _timings_of_kernel(
+    graph: InspectedGraph, kernel: KernelReport, total: float
+) -> Iterator[Timing]:
+    """The kernel's, and for each of its operators a share by the bytes of its result."""
+    nodes = {node.name: node for node in graph.gm.graph.nodes}
+    number = CallId.new()
+    inside = [nodes[o.node] for o in kernel.origins if o.node in nodes]
+    yield Timing(kernel.name, number, _place(inside), total)
+    sizes = [_bytes(node) for node in inside]
+    if len(inside) > 1 and any(sizes):
+        for node, size in zip(inside, sizes, strict=True):
+            share = total * size / sum(sizes)
+            yield Timing(str(node.target), number, _place([node]), share, estimated=True)
 
 
 def _bytes(node: fx.Node) -> int:

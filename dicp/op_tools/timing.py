@@ -177,7 +177,7 @@ class OpTimeMeasure(Feature):
 
     def summary(self) -> str:
         """Calls, total and mean milliseconds and share, by operator and by operator and shapes."""
-        parts = [f"the tool's own {self.overhead:.8f} ms per call are subtracted"]
+        parts = [f"times in ms; the tool's own {self.overhead:.8f} ms per call are subtracted"]
         for title, key in (
             ("operator", lambda r: (r.name,)),
             ("operator and shapes", lambda r: (r.name, r.inputs)),

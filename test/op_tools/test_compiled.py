@@ -181,6 +181,21 @@ def test_time_per_kernel_with_an_estimate_per_operator(capsys: pytest.CaptureFix
     assert "aten.tanh.default (estimate)" in capsys.readouterr().out
 
 
+def test_time_of_products_and_of_calls_between_kernels() -> None:
+    """Products have other names in a profile; library and eager calls have no kernel."""
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        return (x @ x).sin() @ x + torch.sort(x)[0].cos()
+
+    compiled = torch.compile(program, backend="cpugraph", options={"eager_ops": "sort"})
+    with op_tools.OpTimeMeasure(quiet=True) as tool:
+        compiled(torch.randn(60, 60))
+    times = [(r.name, r.place.line > 0) for r in tool.results if not r.estimated]
+    products = [known for name, known in times if "product" in name or "mm" in name]
+    assert products == [True, True] and ("aten.sort.default", True) in times, times
+    assert not any("empty" in name or "view" in name for name, _ in times)
+
+
 def test_graphs_compiled_without_a_tool_have_no_trace_of_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

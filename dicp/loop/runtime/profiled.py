@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TypeVar
 
 import torch
 
 from dicp.loop.schedule.placement import Placement, Step
-from dicp.origin import in_user_frames, lines_of
+from dicp.origin import in_user_frames, lines_of, profiled_name
 from dicp.torch_private import profiled_range, report_memory
 
 T = TypeVar("T")
@@ -60,12 +60,4 @@ class ProfiledSteps:
                   for b in read]  # fmt: skip
         operators = [origin.op for origin in dict.fromkeys(step["origins"])]
         known = {"operators": ", ".join(operators), "source": lines_of(step["origins"])}
-        return profiled_range(f"dicp::{_row_name(step['kernel'], operators)}", inputs, known)
-
-
-def _row_name(kernel: str, operators: Iterable[str]) -> str:
-    """The kernel's name, after that of its operators where it does not say them."""
-    names = list(dict.fromkeys(o.removeprefix("aten.").partition(".")[0] for o in operators))
-    if not names or any(name.strip("_") in kernel for name in names):
-        return kernel
-    return f"{'_'.join(names)}.{kernel}"
+        return profiled_range(profiled_name(step["kernel"], step["origins"]), inputs, known)
