@@ -61,6 +61,8 @@ before[1:, 1] += 5
 assert torch.equal(x.cpu(), before.cpu())
 assert torch.equal(x.masked_fill(x > 0, 1.5).cpu(), x.cpu().masked_fill(x.cpu() > 0, 1.5))
 assert torch.equal(torch.cat([x, x]).cpu(), torch.cat([x.cpu()] * 2))
+part = torch.empty(0, device="dipu").set_(x.untyped_storage(), 1, (1, 2))  # row-major
+assert part.stride() == (2, 1) and torch.equal(part.cpu()[0], x.cpu().flatten()[1:3])
 out = torch.empty(0, device="dipu")
 torch.add(x, x, out=out)
 assert out.shape == x.shape and torch.equal(out.cpu(), x.cpu() * 2)

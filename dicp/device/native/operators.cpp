@@ -14,6 +14,7 @@
 #include <ATen/ops/view_native.h>
 #include <ATen/record_function.h>
 #include <c10/core/CPUAllocator.h>
+#include <c10/util/strides.h>
 #include <torch/csrc/distributed/c10d/Work.hpp>
 #include <torch/library.h>
 
@@ -643,8 +644,10 @@ const at::Tensor& resize(const at::Tensor& self, c10::IntArrayRef sizes,
 }
 
 at::Tensor& set_storage(at::Tensor& self, at::Storage source, int64_t offset,
-                        c10::IntArrayRef sizes, c10::IntArrayRef strides) {
+                        c10::IntArrayRef sizes, c10::IntArrayRef given) {
   auto* impl = self.unsafeGetTensorImpl();
+  const auto row_major = c10::contiguous_strides(sizes);
+  const auto strides = given.empty() ? c10::IntArrayRef(row_major) : given;
   const auto bytes = at::detail::computeStorageNbytes(sizes, strides, self.element_size(),
                                                       size_t(offset));
   impl->set_storage_keep_dtype(std::move(source));
