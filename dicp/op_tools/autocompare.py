@@ -23,7 +23,13 @@ from dicp.op_tools.held import HeldInputs, versions_of
 from dicp.op_tools.names import is_constructor, overwrites
 from dicp.op_tools.overwriting import written
 from dicp.op_tools.records import CallId, Place, heading, logger, timestamp
-from dicp.op_tools.reference import Reference, expected, reference_rules
+from dicp.op_tools.reference import (
+    Reference,
+    autocast_of,
+    autocast_on_cpu,
+    expected,
+    reference_rules,
+)
 from dicp.op_tools.tables import (
     argument_table,
     labelled,
@@ -135,6 +141,7 @@ class OpAutoCompare(Feature):
             record.comparisons += _overwritten(call, before, reference)
         promised = expected(call.operator, call.args, call.kwargs)
         versions = versions_of((call.args, call.kwargs))
+        autocast = autocast_of(call.args, call.kwargs)
         draws = Draws.of(call.args, call.kwargs)
         result = proceed(call)
         if draws.has_drawn(call.operator, call.name):
@@ -142,7 +149,8 @@ class OpAutoCompare(Feature):
             return result
         try:
             wanted = reference.run()
-            eager = (same.args, same.kwargs, same.run()) if same is not None else None
+            with autocast_on_cpu(autocast):
+                eager = (same.args, same.kwargs, same.run()) if same is not None else None
         except Exception as error:  # operators raise whatever they like
             self._no_reference(call, error)
             return result
@@ -239,6 +247,7 @@ class OpAutoCompare(Feature):
         except OSError as error:
             logger().warning(f"gradients of {call.name} are not compared: {error}")
             return
+        autocast = autocast_of(args, kwargs)
         shown = copy(call)  # without the arguments, which it would keep in memory
         shown.args, shown.kwargs = (), {}
 
@@ -249,7 +258,8 @@ class OpAutoCompare(Feature):
                 record.note = "an input was changed in place before backward: not compared"
                 self.keep(record)
             else:
-                self._backward(record, shown, *arguments, found)
+                with autocast_on_cpu(autocast):
+                    self._backward(record, shown, *arguments, found)
 
         watch(edges, result, arrived)
 

@@ -12,7 +12,7 @@ from dicp.op_tools import trees
 from dicp.op_tools.frame import Call, Feature, Proceed
 from dicp.op_tools.names import RESHAPES_IN_PLACE
 from dicp.op_tools.overwriting import StandIns
-from dicp.op_tools.reference import CPU, expected
+from dicp.op_tools.reference import CPU, autocast_of, autocast_on_cpu, expected
 from dicp.op_tools.tables import argument_table, labelled_arguments, labelled_result
 from dicp.op_tools.timing import device_of
 
@@ -43,14 +43,17 @@ class OpFallback(Feature):
         back: dict[torch.dtype, torch.dtype] = {}
         call.args, call.kwargs = inputs = self._on_cpu(original, copies)
         stand_ins = _stand_ins(original, copies)
+        autocast = autocast_of(*original)
         try:
-            result = proceed(call)
+            with autocast_on_cpu(autocast):
+                result = proceed(call)
         except (RuntimeError, TypeError) as error:
             if "not implemented for" not in str(error) and "not supported" not in str(error):
                 raise
             call.args, call.kwargs = inputs = _widened(inputs, copies, back)
             stand_ins = _stand_ins(original, copies)
-            result = proceed(call)
+            with autocast_on_cpu(autocast):
+                result = proceed(call)
         call.args, call.kwargs = original
         if stand_ins.shown_by(result):  # on the device it is a view too
             call.args, call.kwargs = original

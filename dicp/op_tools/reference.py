@@ -83,6 +83,19 @@ class _WideningMode(TorchDispatchMode):
         return trees.map_tensors(result, widened)
 
 
+def autocast_of(args: Any, kwargs: Any) -> torch.dtype | None:
+    """What autocast of the arguments' device computes in; None where it is off."""
+    for tensor in trees.tensors((args, kwargs)):
+        if torch.is_autocast_enabled(tensor.device.type):
+            return torch.get_autocast_dtype(tensor.device.type)
+    return None
+
+
+def autocast_on_cpu(dtype: torch.dtype | None) -> AbstractContextManager[Any]:
+    """The CPU's autocast in the place of a device's. It leaves float64 as it is."""
+    return nullcontext() if dtype is None else torch.autocast("cpu", dtype)
+
+
 def widened_dtypes(wide: bool) -> AbstractContextManager[Any]:
     """Within, what the program casts or creates in a narrower floating dtype is in float64."""
     return _WideningMode() if wide else nullcontext()
@@ -199,7 +212,12 @@ def copied(value: torch.Tensor, dtype: torch.dtype, exact_memory: bool = False) 
 
 
 def expected(func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-    """What PyTorch's inference says of the result: tensors without memory; None if it cannot."""
+    """What PyTorch's inference says of the result: tensors without memory; None if it cannot.
+
+    Tensors without memory have no autocast.
+    """
+    if autocast_of(args, kwargs) is not None:
+        return None
 
     def meta(value: Any) -> Any:
         if isinstance(value, torch.Tensor):

@@ -402,6 +402,30 @@ def test_operators_stay_on_the_device(run: Any) -> None:
     assert run(ON_THE_DEVICE, DIPU_MOCK_CUDA="false").stdout.splitlines()[-1] == "all well"
 
 
+AUTOCAST = """
+import torch, torch_dipu
+from dicp import op_tools
+layer = torch.nn.Linear(16, 8).to("dipu")
+x = torch.randn(4, 16, device="dipu")
+def step():
+    with torch.autocast("dipu", dtype=torch.bfloat16):
+        y = layer(x)
+    y.float().sum().backward()
+    return y.dtype
+with op_tools.OpAutoCompare("torch.nn.functional.linear", quiet=True, rule="fp64") as tool:
+    step()
+assert tool.results and not tool.failures, tool.failures
+with op_tools.OpFallback("torch.nn.functional.linear", quiet=True):
+    assert step() == torch.bfloat16
+print("all well")
+"""
+
+
+def test_tools_under_autocast(run: Any) -> None:
+    """The CPU computes in the precision of the device."""
+    assert run(AUTOCAST, DIPU_MOCK_CUDA="false").stdout.splitlines()[-1] == "all well"
+
+
 ALLOCATOR = """
 import random, torch, torch_dipu
 from torch_dipu import dipu

@@ -48,6 +48,17 @@ def test_autocompare_compares_inputs_outputs_and_gradients() -> None:
     )
 
 
+def test_autocast_is_no_fault() -> None:
+    """OT-13. What PyTorch's inference promises knows no autocast."""
+    layer = torch.nn.Linear(8, 8)
+    with op_tools.OpAutoCompare(quiet=True, rule="fp64") as tool:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            y = F.layer_norm(layer(torch.randn(4, 8)), (8,))
+        y.float().sum().backward()
+    assert compared(tool).keys() >= {"torch.nn.functional.linear output"}
+    assert tool.failures == []
+
+
 def test_in_place_forms_are_compared_before_and_after() -> None:
     """OT-13"""
     x = torch.tensor([[-1.0, 2.0]])
