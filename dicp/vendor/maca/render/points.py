@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+import torch
+
 from dicp.codegen.emitter import Emitter
 from dicp.codegen.spelling import DRAWN, drawn, drawn_alone, philox_shift
-from dicp.codegen.types import STORAGE_TYPE
+from dicp.codegen.types import STORAGE_TYPE, VALUE_TYPE
 from dicp.codegen.values import margin
 from dicp.gpu.index_width import Reaches
 from dicp.gpu.random_groups import split
@@ -18,6 +20,18 @@ from dicp.loop.ir.kernel import Kernel, Stmt, Store
 
 ATOMIC = {"sum": "d_atomic_sum", "prod": "d_atomic_prod", "max": "d_atomic_max",
           "min": "d_atomic_min"}  # fmt: skip
+
+WRAPPING = {
+    "add": "({0})((u{0}){1} + (u{0}){2})",
+    "sub": "({0})((u{0}){1} - (u{0}){2})",
+    "mul": "({0})((u{0}){1} * (u{0}){2})",
+    "square": "({0})((u{0}){1} * (u{0}){1})",
+    "fma": "({0})((u{0}){1} * (u{0}){2} + (u{0}){3})",
+    "neg": "({0})(0 - (u{0}){1})",
+    "abs": "({0})({1} < 0 ? 0 - (u{0}){1} : (u{0}){1})",
+}
+"""Rows for integers, which wrap around: the type, then the operands. A compiler may assume that no
+signed number overflows, and takes `x + 1 > x` for true; NVRTC has no option against that."""
 
 
 class Points(Emitter):
@@ -161,6 +175,13 @@ class Points(Emitter):
         """`lines` under the condition `test`, which may be empty."""
         pad = margin(indent)
         return [f"{pad}if ({test}) {{", *lines, f"{pad}}}"] if test else lines
+
+    # ---- values ---------------------------------------------------------------------------------
+
+    def spelled(self, expr: Expr, args: list[str]) -> str:
+        if expr.dtype in (torch.int32, torch.int64) and expr.op in WRAPPING:
+            return WRAPPING[expr.op].format(VALUE_TYPE[expr.dtype], *args)
+        return super().spelled(expr, args)
 
     # ---- random numbers -------------------------------------------------------------------------
 
