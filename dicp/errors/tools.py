@@ -80,13 +80,14 @@ class UnknownFeatureError(DicpError):
 class OperatorNameError(DicpError):
     """A dotted name of an operator that leads to no function."""
 
-    def __init__(self, name: str, near: Sequence[str] = ()) -> None:
+    def __init__(self, name: str, near: Sequence[str] = (), problem: str = "") -> None:
         self.name = name
         self.near = tuple(near)
         known = f" Near names: {', '.join(self.near)}." if near else ""
+        reason = f": {problem}" if problem else ""
         super().__init__(
-            f"operator name {name!r} leads to no function.{known} Write it as a program does, such "
-            "as torch.add, torch.Tensor.add or torch.nn.functional.linear; a third-party module "
+            f"operator name {name!r} leads to no function{reason}.{known} Write it as a program "
+            "does, such as torch.add, torch.Tensor.add or torch.nn.functional.linear; a third-party module "
             "must be importable."
         )
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from dicp.errors import ToolWarning
+from dicp.errors import ToolVariableError, ToolWarning
 from dicp.op_tools import storage, trees
 from dicp.op_tools.collectives import outputs_of
 from dicp.op_tools.draws import Draws
@@ -70,6 +70,11 @@ class OpCapture(Feature):
         **options: Any,
     ) -> None:
         super().__init__(ops, **options)
+        for name, number, least in (
+            ("every", every, 1), ("first", first, 0), ("max_bytes", max_bytes, 0)
+        ):  # fmt: skip
+            if number is not None and not (isinstance(number, int) and number >= least):
+                raise ToolVariableError(name, str(number), f"a whole number, {least} or more")
         self.folder = Path(folder)
         self.max_bytes = max_bytes
         self.every = every
@@ -100,7 +105,8 @@ class OpCapture(Feature):
         return result
 
     def finish(self) -> None:
-        logger().info(f"op_capture: {len(self.saved)} files of {sum(self._calls.values())} calls")
+        counts = f"{len(self.saved)} files of {sum(self._calls.values())} calls"
+        logger().info("; ".join(filter(None, (f"op_capture: {counts}", self._stopped))))
 
     def _gradients(
         self, call: Call, folder: Path, facts: Mapping[str, Any], found: Gradients

@@ -117,6 +117,8 @@ def _chosen(ops: Sequence[Operator]) -> list[tuple[str, tuple[Any, str] | None]]
     """The operators' names, each with the attribute to wrap where no mode sees its calls."""
     found: list[tuple[str, tuple[Any, str] | None]] = []
     for op in ops:
+        if not isinstance(op, (str, ModuleType)) and not callable(op):
+            raise ToolVariableError("ops", str(op), "names, functions or modules")
         given = resolve_any(op) if isinstance(op, str) else op
         if isinstance(given, ModuleType):
             found += [_one(function) for function in routines(given)]

@@ -70,7 +70,18 @@ def torch_name(func: Callable[..., Any]) -> str:
     short = f"torch.{getattr(func, '__name__', '')}"
     if name is None and short.startswith(MULTI_TENSOR):
         return short if getattr(torch, func.__name__, None) is func else ""
-    return name or ""
+    if name is None or name.count(".") != 1:
+        return name or ""
+    return short if getattr(torch, short[6:], None) is func else name  # torch.mm is torch.spmm, too
+
+
+@cache
+def names_of(name: str) -> tuple[str, ...]:
+    """The operator's name and, of `torch.functional.einsum`, that in `torch` itself."""
+    short = name.rpartition(".")[2]
+    func: Any = getattr(torch, short, None) if name.startswith("torch.") else None
+    is_function = callable(func) and not isinstance(func, type)
+    return (name, f"torch.{short}") if is_function and torch_name(func) == name else (name,)
 
 
 def _qualified(func: Callable[..., Any]) -> str:
@@ -171,7 +182,7 @@ def routines(module: ModuleType) -> list[Callable[..., Any]]:
 def _known() -> list[str]:
     """The names of all operators that PyTorch lets a mode see."""
     functions = (f for group in get_overridable_functions().values() for f in group)
-    return sorted({name for f in functions if (name := resolve_name(f))})
+    return sorted({each for f in functions for each in names_of(torch_name(f)) if each})
 
 
 def _module(name: str) -> ModuleType | None:
@@ -180,7 +191,8 @@ def _module(name: str) -> ModuleType | None:
     except ImportError:
         return None
     except Exception as error:  # a third-party module that fails to import
-        raise OperatorNameError(name, (f"importing it raises {type(error).__name__}",)) from error
+        problem = f"its import raises {type(error).__name__}"
+        raise OperatorNameError(name, problem=problem) from error
 
 
 def is_random(func: Callable[..., Any], name: str) -> bool:

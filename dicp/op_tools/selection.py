@@ -8,6 +8,7 @@ from functools import lru_cache
 
 from dicp.config import tool_variable
 from dicp.errors import ToolVariableError
+from dicp.op_tools.names import names_of
 
 _EXPECTED = "names or regular expressions of operators, separated by commas"
 
@@ -45,7 +46,9 @@ def _matches(variable: str, text: str, name: str) -> bool:
 
 @lru_cache(maxsize=1 << 16)
 def _any_matches(variable: str, chosen: tuple[str, ...], name: str) -> bool:
-    return any(_one_matches(variable, entry, name) for entry in chosen if entry)
+    return any(
+        _one_matches(variable, entry, each) for entry in chosen if entry for each in names_of(name)
+    )
 
 
 def _one_matches(variable: str, entry: str, name: str) -> bool:

@@ -373,6 +373,37 @@ def test_unknown_features_and_names_are_errors_that_help() -> None:
         op_tools.apply_feature("torch.nn.functional.linaer", "autocompare")
     with pytest.raises(OperatorNameError, match="leads to no function"):
         op_tools.apply_feature("no_such_package.at.all", "autocompare")
+    with pytest.raises(OperatorNameError, match=r"Near names: torch.einsum"):
+        op_tools.apply_feature("torch.einsumm", "autocompare")
+    with pytest.raises(ToolVariableError, match=r"ops is '3'; expected names, functions or modul"):
+        op_tools.apply_feature(3, "autocompare")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("given", [{"every": 0}, {"first": -1}, {"max_bytes": "1 GiB"}], ids=str)
+def test_wrong_limits_of_a_capture(given: dict[str, Any]) -> None:
+    with pytest.raises(ToolVariableError, match="a whole number"):
+        op_tools.OpCapture(**given)
+
+
+@pytest.mark.parametrize(
+    ("chosen", "call", "name"),
+    [
+        ("torch.mm", lambda x: torch.mm(x, x), "torch.mm"),
+        ("torch.einsum", lambda x: torch.einsum("ij,jk", x, x), "torch.functional.einsum"),
+        ("torch.functional.norm", torch.norm, "torch.functional.norm"),
+        ("torch.norm", torch.norm, "torch.functional.norm"),
+        ("torch.relu_", torch.relu_, "torch.nn.functional.relu_"),
+    ],
+)
+def test_operators_are_chosen_by_the_names_that_users_write(
+    chosen: str, call: Any, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """OT-4, OT-6. Some functions have two names in torch."""
+    monkeypatch.setenv("OP_TIME_MEASURE_LIST", chosen)
+    x = torch.rand(2, 2)
+    with op_tools.OpTimeMeasure(quiet=True) as tool:
+        call(x)
+    assert [record.name for record in tool.results] == [name]
 
 
 def test_ids_continue_across_tools_and_threads(capsys: pytest.CaptureFixture[str]) -> None:
