@@ -87,8 +87,8 @@ class OperatorNameError(DicpError):
         reason = f": {problem}" if problem else ""
         super().__init__(
             f"operator name {name!r} leads to no function{reason}.{known} Write it as a program "
-            "does, such as torch.add, torch.Tensor.add or torch.nn.functional.linear; a third-party module "
-            "must be importable."
+            "does, such as torch.add, torch.Tensor.add or torch.nn.functional.linear; a "
+            "third-party module must be importable."
         )
 
 
