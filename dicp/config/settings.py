@@ -342,14 +342,12 @@ def _warn_unknown_variables(environ: Mapping[str, str], vendor: Sequence[Option]
 
 def _is_of_another(variable: str, vendor: Sequence[Option]) -> bool:
     """Whether a variable is named after an installed target other than that of the options."""
-    own = {_owner(name) for option in vendor for name in option.environment}
-    targets = {point.name.upper() for point in entry_points(group=TARGET_GROUP)}
-    return _owner(variable) in targets - own
-
-
-def _owner(variable: str) -> str:
-    """The second word of `DICP_NAME_OPTION`."""
-    return variable.split("_")[1]
+    own = [name for option in vendor for name in option.environment]
+    prefixes = (f"DICP_{point.name.upper()}_" for point in entry_points(group=TARGET_GROUP))
+    return any(
+        variable.startswith(prefix) and not any(name.startswith(prefix) for name in own)
+        for prefix in prefixes
+    )
 
 
 OPTIONS: tuple[Option, ...] = options_of(Config)

@@ -7,6 +7,7 @@ here.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import sys
 import warnings
@@ -26,7 +27,13 @@ from dicp.dynamo_bridge.fuse.families import fusion_problems
 from dicp.dynamo_bridge.observe import GraphReport, breaks_text
 from dicp.dynamo_bridge.recording import BREAKS, breaks_record, write_record
 from dicp.dynamo_bridge.thresholds import KEPT_PROGRAMS, KEPT_REPORTS
-from dicp.errors import DeviceMovedError, FallbackWarning, InvalidTargetError, TargetNotFoundError
+from dicp.errors import (
+    DeviceMovedError,
+    DumpFolderError,
+    FallbackWarning,
+    InvalidTargetError,
+    TargetNotFoundError,
+)
 from dicp.target import Target, find_target
 from dicp.torch_private import (
     HOST,
@@ -169,8 +176,9 @@ def dump_breaks_at_exit(folder: Path) -> None:
     breaks = GraphBreaks()
 
     def write() -> None:
-        folder.mkdir(parents=True, exist_ok=True)
-        write_record(folder / BREAKS.format(pid=os.getpid()), breaks_record(breaks.found()))
+        with contextlib.suppress(OSError, DumpFolderError):  # compiling has said so
+            folder.mkdir(parents=True, exist_ok=True)
+            write_record(folder / BREAKS.format(pid=os.getpid()), breaks_record(breaks.found()))
 
     atexit.register(write)
 

@@ -25,10 +25,12 @@ from dicp.dynamo_bridge.recording import (
     program_record,
     source_lines,
     write_record,
+    write_text,
 )
 from dicp.dynamo_bridge.timed import TimedExecutable
-from dicp.errors import CompilerError, GraphRejectedError
+from dicp.errors import CompilerError, DumpFolderError, GraphRejectedError
 from dicp.origin import origin_of
+from dicp.private_files import reason_of
 from dicp.target import Executable, KernelReport, NodeReport, Program, Source, Target
 from dicp.torch_private import GraphBreak, frame_seconds
 
@@ -162,6 +164,8 @@ class Observer:
             except FileExistsError:
                 number += 1
                 folder = base / f"{name}_{number}"
+            except OSError as error:
+                raise DumpFolderError(base, reason_of(error)) from error
 
     @contextlib.contextmanager
     def stage(self, name: str) -> Iterator[None]:
@@ -208,7 +212,7 @@ class Observer:
         return self._folder / f"{self._step - 1:02d}_{name}"
 
     def _write(self, name: str, text: str) -> None:
-        self._next(name).write_text(text)
+        write_text(self._next(name), text)
 
     def finish(self) -> None:
         if self._folder is not None:

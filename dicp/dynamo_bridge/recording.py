@@ -17,7 +17,9 @@ from torch import fx
 
 from dicp.config import Config
 from dicp.dynamo_bridge.flops import count_flops
+from dicp.errors import DumpFolderError
 from dicp.outline import Step
+from dicp.private_files import reason_of
 from dicp.target import Program, Source, Target
 from dicp.torch_private import GraphBreak, first_sizes
 
@@ -84,4 +86,12 @@ def source_lines(places: Iterable[str]) -> dict[str, str]:
 
 
 def write_record(path: Path, record: Mapping[str, Any]) -> None:
-    path.write_text(json.dumps(record))
+    write_text(path, json.dumps(record))
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a file of a dump. Raises DumpFolderError."""
+    try:
+        path.write_text(text)
+    except OSError as error:
+        raise DumpFolderError(path.parent, reason_of(error)) from error

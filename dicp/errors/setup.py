@@ -10,9 +10,9 @@ from dicp.errors.text import did_you_mean, nearest, sentence
 
 __all__ = [
     "AdaptorFileError", "CacheFolderError", "ConfigValueError", "DeviceRegistrationError",
-    "InvalidTargetError", "NewVendorError", "OperatorLibraryError", "RuntimeLibraryError",
-    "SimulatorForbiddenError", "TargetNotFoundError", "ToolchainError", "UnknownOptionError",
-    "VendorNotFoundError",
+    "DumpFolderError", "InvalidTargetError", "NewVendorError", "OperatorLibraryError",
+    "RuntimeLibraryError", "SimulatorForbiddenError", "TargetNotFoundError", "ToolchainError",
+    "UnknownOptionError", "VendorNotFoundError",
 ]  # fmt: skip
 
 
@@ -117,6 +117,18 @@ class CacheFolderError(DicpError):
         super().__init__(
             f"cache folder {str(path)!r}: {reason}. Point DICP_CACHE_DIR (option cache_dir) at a "
             "folder that belongs to you and that nobody else can write."
+        )
+
+
+class DumpFolderError(DicpError):
+    """The folder for dumps cannot be written."""
+
+    def __init__(self, path: Path | str, reason: str) -> None:
+        self.path = Path(path)
+        self.reason = reason
+        super().__init__(
+            f"dump folder {str(path)!r} cannot be written: {reason}. Point DICP_DUMP (option dump) "
+            "at a folder that you can write, with space left, or unset it."
         )
 
 

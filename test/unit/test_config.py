@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import warnings
+from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import pytest
@@ -130,6 +131,16 @@ def test_other_variables_do_not_warn() -> None:
         warnings.simplefilter("error")
         Config.from_env({"PATH": "/bin", "TORCH_LOGS": "x", "DICP_FUSE": "0"})
         Config.from_env({"DICP_TOPS_FLAGS": "-x"})  # an installed target's
+
+
+def test_a_target_s_name_may_have_several_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    point = EntryPoint("my_chip", "my_chip_dicp:MyChipTarget", "dicp.targets")
+    monkeypatch.setattr("dicp.config.settings.entry_points", lambda group: [point])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        Config.from_env({"DICP_MY_CHIP_TURBO": "1"})
+    with pytest.warns(DicpWarning, match="DICP_MY_TURBO is not one"):
+        Config.from_env({"DICP_MY_TURBO": "1"})
 
 
 def test_a_variable_of_a_target_is_known_by_its_options() -> None:

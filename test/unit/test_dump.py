@@ -41,6 +41,13 @@ def test_environment_variable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert len(list(tmp_path.iterdir())) == 1
 
 
+def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    run = torch.compile(fn, backend=Backend("cpu", dump=tmp_path / "file" / "dump"))
+    with pytest.raises(BackendCompilerFailed, match=r"file/dump' cannot be written: Not a direct"):
+        run(torch.rand(3, 4))
+
+
 def test_forward_and_backward_have_folders_of_their_own(tmp_path: Path) -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.GELU())
     compiler = Backend("cpu", dump=tmp_path, cache=False)

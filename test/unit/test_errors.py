@@ -23,6 +23,7 @@ from dicp.errors import (
     DeviceRegistrationError,
     DicpError,
     DicpWarning,
+    DumpFolderError,
     GraphRejectedError,
     HostMemoryError,
     IndexOutOfBoundsError,
@@ -377,6 +378,11 @@ CASES: list[tuple[DicpError, str]] = [
         ModelMismatchError("npu", "A1", "A2"),
         "target 'npu': the model was built for A1 and this device is A2. Remove it with "
         "`python -m dicp cache clear`, and compile again on this machine.",
+    ),
+    (
+        DumpFolderError(Path("/x"), "No space left on device"),
+        "dump folder '/x' cannot be written: No space left on device. Point DICP_DUMP (option "
+        "dump) at a folder that you can write, with space left, or unset it.",
     ),
     (
         CacheFolderError(Path("/x"), "it belongs to another user"),
