@@ -175,9 +175,10 @@ def open_driver(api: DriverApi, folders: tuple[str, ...], lanes: int, arch: str)
     for path in tried:
         try:
             return ModuleDriver(api, ctypes.CDLL(path), lanes, arch)
-        except OSError:
+        except (OSError, AttributeError):  # no such library, or one without a function of the API
             continue
     raise ToolchainError(
-        api.target, "the device's runtime library", f"none of {', '.join(tried)} can be loaded",
+        api.target, "the device's runtime library",
+        f"none of {', '.join(tried)} can be loaded and has {api.load}, {api.launch} and the others",
         api.fix,
     )  # fmt: skip

@@ -314,6 +314,16 @@ def test_a_missing_toolkit_is_named_with_its_path(tmp_path: Path) -> None:
         open_driver(api, (f"{missing}/lib",), lanes, arch)
 
 
+def test_a_library_without_a_function_of_the_runtime_is_not_taken(tmp_path: Path) -> None:
+    source = tmp_path / "empty.c"
+    source.write_text("int mcModuleLoadData(void) { return 0; }")
+    built = tmp_path / "libmcruntime.so"
+    subprocess.run(["gcc", "-shared", "-fPIC", str(source), "-o", str(built)], check=True)
+    api, _, lanes, arch = driver_api(config_with(tmp_path))
+    with pytest.raises(ToolchainError, match=rf"{built}.*mcModuleLaunchKernel and the others"):
+        open_driver(api, (str(tmp_path),), lanes, arch)
+
+
 def test_metax_builds_of_pytorch_prefer_this_target(monkeypatch: pytest.MonkeyPatch) -> None:
     assert MacaTarget().priority < TritonTarget().priority
     monkeypatch.setattr(torch, "__version__", "2.6.0+metax3.2")
