@@ -111,12 +111,12 @@ class _Assembler:
             return self._check(step)
         if isinstance(step, Restride):
             return {"restride": self._slot(step.source), "into": self._slot(step.slot)}
+        memory, shown = step.source.fake, step.slot.fake
+        before = memory.storage_offset() * memory.dtype.itemsize // shown.dtype.itemsize
         return {
             "view": self._slot(step.source),
             "into": self._slot(step.slot),
-            "offset": plain_size(
-                step.slot.fake.storage_offset() - step.source.fake.storage_offset()
-            ),
+            "offset": plain_size(shown.storage_offset() - before),
         }
 
     def _graph_input(self, node: Node) -> dict[str, Any]:

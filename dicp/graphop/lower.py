@@ -13,7 +13,7 @@ from torch import fx
 from torch.fx.node import map_aggregate, map_arg
 
 from dicp.domains import outside_domain
-from dicp.effects import is_view
+from dicp.effects import is_view, never_copies
 from dicp.errors import InferenceMismatchError
 from dicp.graphop.bounds import IndexChecks
 from dicp.graphop.builder import Builder
@@ -253,8 +253,8 @@ class Lowering:
         if not is_view(node.target) or not isinstance(node.args[0], fx.Node):
             return None
         source, val = self.env.get(node.args[0]), node.meta.get("val")
-        same = isinstance(val, (list, tuple)) or val.dtype == getattr(source, "fake", val).dtype
-        return source if isinstance(source, Entry) and same else None
+        shares = never_copies(node.target) or val.dtype == getattr(source, "fake", val).dtype
+        return source if isinstance(source, Entry) and shares else None
 
     def _eager(self, node: fx.Node, val: Any) -> Any:
         origin = origin_of(node)
@@ -320,12 +320,16 @@ class Lowering:
         if base is not None and base.shown:
             self.slot(base)  # first in memory, for the others to be views of it
         slot = Slot(self._slot_name(), entry.fake)
-        if base is not None and base.slot is not None:
+        if base is not None and base.slot is not None and self._is_aligned(base, entry):
             self.items.append(View(slot, base.slot))
         else:
             self._add_result(entry, slot)
         entry.slot = slot
         return slot
+
+    def _is_aligned(self, base: Entry, view: Entry) -> bool:
+        """Whether a view of `base` begins at an element; an input may begin anywhere."""
+        return base.fake.dtype == view.fake.dtype or base.slot not in self.inputs
 
     def _add_result(self, entry: Entry, slot: Slot) -> None:
         value = entry.value

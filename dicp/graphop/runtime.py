@@ -302,11 +302,14 @@ class _Plan:
     def _view(self, step: Mapping[str, Any]) -> Step:
         source, into = step["view"], step["into"]
         shape, strides = self._shape(into), self._shape(into, "strides")
-        offset = self.size(step["offset"])
+        dtype, offset = getattr(torch, self.slots[into]["dtype"]), self.size(step["offset"])
 
         def view(env: Env) -> None:
             tensor = env[source]
-            env[into] = tensor.as_strided(shape, strides, tensor.storage_offset() + offset)
+            start = tensor.storage_offset() * tensor.itemsize // dtype.itemsize + offset
+            if tensor.dtype != dtype:
+                tensor = tensor.new_empty(0, dtype=dtype).set_(tensor.untyped_storage())
+            env[into] = tensor.as_strided(shape, strides, start)
 
         return view
 

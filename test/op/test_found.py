@@ -105,6 +105,10 @@ FOUND: dict[str, tuple[Callable[..., Any], tuple[torch.Tensor, ...]]] = {
         _parts_of_a_convolution,
         (torch.randn(2, 4, 5, 5), torch.randn(4, 1, 3, 3)),
     ),
+    "views_in_other_dtypes_share_memory": (
+        lambda x: (lambda y: (y, y[2:].view(torch.int16)[1:], y[2:].view(torch.int64)))(x + 1),
+        (torch.randn(6),),
+    ),
     "a_product_is_scaled_before_it_overflows": (
         lambda x: torch.addcmul(x, x, x, value=0),
         (torch.tensor([1.0, 1e30]),),
