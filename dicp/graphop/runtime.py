@@ -243,8 +243,9 @@ class _Plan:
                 if isinstance(sizes, list)
                 else evaluate(sizes, self.symbols)
             )
-            with disable_current_modes():
-                tensor = torch.tensor(numbers, dtype=getattr(torch, plain["dtype"]))
+            wide = torch.float64 if isinstance(numbers, float) else torch.int64
+            with disable_current_modes():  # eager wraps integers around
+                tensor = torch.tensor(numbers, dtype=wide).to(getattr(torch, plain["dtype"]))
             return lambda env: tensor
         slot, order = plain["slot"], plain["order"]
         if buckets is not None:

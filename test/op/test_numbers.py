@@ -267,6 +267,18 @@ def test_shifts_by_any_number(dtype: torch.dtype, backend_name: str) -> None:
         assert torch.equal(got, wanted)
 
 
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int16, torch.int32])
+def test_integers_beyond_the_dtype_wrap_around(dtype: torch.dtype, backend_name: str) -> None:
+    def combined(x: torch.Tensor, number: int) -> tuple[torch.Tensor, ...]:
+        return x == number, x < number, x + number, x * number, x & number
+
+    x = torch.tensor([0, 1, 100]).to(dtype)
+    compiled = torch.compile(combined, backend=backend_name, fullgraph=True, dynamic=True)
+    for number in (2**40 + 1, -(2**35) - 3):
+        for got, wanted in zip(compiled(x, number), combined(x, number), strict=True):
+            assert torch.equal(got, wanted)
+
+
 def test_doubles_beyond_32_bits_are_bytes_modulo_256(backend_name: str) -> None:
     numbers = [2.0**32 + 5, -(2.0**32) - 5, 2.0**31 + 3.7, 2.0**52 + 5, -(2.0**52) - 77]
     numbers += [2.0**62, 2.0**63, 1e300, torch.inf, -torch.inf, torch.nan]
