@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from dicp import torch_private
-from dicp.dtypes import opmath_dtype
+from dicp.dtypes import Number, converted, opmath_dtype
 from dicp.dynamo_bridge.cells import CELLS
 from dicp.dynamo_bridge.interpolation import interpolate_cubically, interpolate_linearly
 from dicp.torch_private import ATTENTION_FORWARD, OpOverload, all_decompositions, pytree
@@ -347,17 +347,13 @@ NUMBER_OPERANDS = frozenset({
 
 
 def with_converted_number(rule: Callable[..., Any]) -> Callable[..., Any]:
-    """`rule` of a tensor and a number; one beyond the range of the tensor's dtype is infinite."""
+    """`rule` of a tensor and a number, rounded to the tensor's dtype: maybe to infinity."""
 
-    def converted(*operands: Any) -> Any:
+    def with_number(*operands: Any) -> Any:
         dtype = torch.result_type(*(x for x in operands if isinstance(x, Tensor)), 1.0)
-        return rule(*(_held(x, dtype) if isinstance(x, float) else x for x in operands))
+        return rule(*(converted(float(x), dtype) if isinstance(x, Number) else x for x in operands))
 
-    return converted
-
-
-def _held(number: float, dtype: torch.dtype) -> float:
-    return math.copysign(math.inf, number) if abs(number) > torch.finfo(dtype).max else number
+    return with_number
 
 
 LINSPACES = frozenset({
