@@ -30,6 +30,12 @@ SAME_BITS: dict[str, Call] = {
     "copysign": torch.copysign,
     "multiply": lambda x, n: x * n,
     "divide": lambda x, n: x / n,
+    "multiply_by_tensor": lambda x, n: x * torch.tensor(n),
+    "divide_by_tensor": lambda x, n: x / torch.tensor(n),
+    "divide_down_by_tensor": lambda x, n: x // torch.tensor(n),
+    "divide_towards_zero_by_tensor": lambda x, n: torch.div(
+        x, torch.tensor(n), rounding_mode="trunc"
+    ),
     "equal": lambda x, n: x == n,
     "not_equal": lambda x, n: x != n,
     "less": lambda x, n: x < n,

@@ -251,12 +251,18 @@ def rsub(g: Ops, x: Value, y: Operand, alpha: Any = 1) -> Value:
 def mul(g: Ops, x: Value, y: Operand) -> Value:
     if g.dtype == torch.bool:
         return g.op("LogicalAnd", g.as_type(x, torch.bool), g.as_type(y, torch.bool))
-    return g.binary("Mul", x, y)
+    return _scaled(g, "Mul", x, y)
+
+
+def _scaled(g: Ops, kind: str, x: Operand, y: Operand) -> Value:
+    """A product or quotient; as in eager, a 0-dim `y` is not rounded to 16 bits before it."""
+    exact = isinstance(y, Value) and y.ndim == 0
+    return g.cast(g.binary(kind, x, y, opmath_dtype(g.dtype) if exact else g.dtype), g.dtype)
 
 
 @rule(aten.div.Tensor, aten.div.Scalar, aten.true_divide.Tensor, aten.true_divide.Scalar)
 def div(g: Ops, x: Value, y: Operand) -> Value:
-    return g.binary("Div", x, y)
+    return _scaled(g, "Div", x, y)
 
 
 @rule(aten.div.Tensor_mode, aten.div.Scalar_mode)
@@ -264,7 +270,7 @@ def div_mode(g: Ops, x: Value, y: Operand, rounding_mode: str | None = None) -> 
     if rounding_mode is None:
         return div(g, x, y)
     if rounding_mode == "floor":
-        return g.binary("FloorDiv", x, y)
+        return _scaled(g, "FloorDiv", x, y)
     if not g.dtype.is_floating_point:
         return g.binary("TruncateDiv", x, y)
     # as in eager: the quotient is truncated before it is rounded to a 16-bit float
@@ -275,7 +281,7 @@ def div_mode(g: Ops, x: Value, y: Operand, rounding_mode: str | None = None) -> 
 
 RULES.update({
     (aten.floor_divide.default, aten.floor_divide.Scalar):
-        lambda g, x, y: g.binary("FloorDiv", x, y),
+        lambda g, x, y: _scaled(g, "FloorDiv", x, y),
     aten.addcmul.default: lambda g, x, a, b, value=1: _add_combined(g, "Addcmul", x, a, b, value),
     aten.addcdiv.default: lambda g, x, a, b, value=1: _add_combined(g, "Addcdiv", x, a, b, value),
 })  # fmt: skip
