@@ -141,7 +141,7 @@ def test_a_kernel_is_compiled_and_launched_with_addresses_and_sizes(
     command = (toolkit / "commands").read_text().splitlines()[-1]
     for flag in (
         "-x maca", "--fatbin", "--offload-arch=native", "-O3", "-fPIC", "-std=c++17",
-        "-ffp-contract=off", "-DD_NARROW",
+        "-ffp-contract=off", "-fno-strict-aliasing", "-DD_NARROW",
     ):  # fmt: skip
         assert flag in command
     library = ctypes.CDLL(str(toolkit / "lib" / "libmcruntime.so"))

@@ -77,7 +77,7 @@ def find_mxcc(config: Config, defines: tuple[str, ...] = ()) -> Mxcc:
         )  # fmt: skip
     (program, *_), version = host.find_compiler(TARGET, str(path))
     flags = ("-x", "maca", "--fatbin", f"-I{root / 'include'}", "-O3", "-fPIC", "-std=c++17",
-             "-ffp-contract=off")  # fmt: skip
+             "-ffp-contract=off", "-fno-strict-aliasing")  # fmt: skip
     return Mxcc((program, *flags, *config.vendor["maca_flags"]), version, defines)
 
 
