@@ -70,6 +70,7 @@ def _complex_inner_product(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 ROW_OF_COMPLEX = torch.randn(1, 4, dtype=torch.complex64, requires_grad=True)
 BOOLEANS = torch.tensor([True, False, True])
 PLACE = torch.tensor([1])
+LARGEST = torch.finfo(torch.float64).max
 FOUND: dict[str, tuple[Callable[..., Any], tuple[torch.Tensor, ...]]] = {
     "strides_of_an_eager_view_with_a_size_of_one": (
         _complex_inner_product,
@@ -194,6 +195,10 @@ FOUND: dict[str, tuple[Callable[..., Any], tuple[torch.Tensor, ...]]] = {
     "gradient_of_eigenvalues": (
         lambda x: torch.linalg.eigvals(x).abs(),
         (torch.diag(torch.arange(1.0, 5.0)).requires_grad_(),),
+    ),
+    "gradient_of_softmax_overflows": (
+        lambda g, y: torch._softmax_backward_data(g, y, 0, g.dtype),
+        (LARGEST * torch.tensor([1.0, -1.0, 0.0]).double(), torch.tensor([2.0, 1, 1]).double() / 4),
     ),
     "scatter_adds_booleans": (lambda x, i: x.scatter_reduce(0, i, x, "sum"), (BOOLEANS, PLACE)),
 }

@@ -88,7 +88,9 @@ def softmax_backward(lw: Lowering, g: Value, y: Value, dim: int, input_dtype: An
     lw.require_equal(g.shape, y.shape, "the gradient does not fit the result")
     gy = lw.map(lambda g, y: cast(g, dtype) * cast(y, dtype), g, y, dtype=dtype)
     s = total(lw, gy, [axis], dtype)
-    return lw.map(lambda p, y, s: cast(p - cast(y, dtype) * s, out), gy, y, s, dtype=out)
+    return lw.map(
+        lambda g, y, s: cast((cast(g, dtype) - s) * cast(y, dtype), out), g, y, s, dtype=out
+    )
 
 
 @rule(aten._log_softmax_backward_data)
