@@ -27,6 +27,19 @@ def test_quotients_by_one_and_more_are_right_at_the_ends(fn: Any, tmp_path: Path
     assert torch.equal(tail[numbers].signbit(), wanted[numbers].signbit())
 
 
+def test_quotients_by_the_largest_numbers(tmp_path: Path) -> None:
+    def work(a: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        return a / (1 + x.exp())
+
+    x = torch.linspace(87.4, 88.7, 101)
+    torch._dynamo.reset()
+    compiled = torch.compile(work, backend=Backend("triton", cache_dir=tmp_path))
+    for a in (torch.full_like(x, 1e20), torch.full_like(x, -3e38)):
+        assert_matches(
+            compiled(a, x) / a[0], work(a, x) / a[0], work(a.double(), x.double()) / a[0]
+        )
+
+
 @pytest.mark.parametrize("fn", [torch.softmax, torch.log_softmax, torch.logsumexp])
 @pytest.mark.parametrize("width", [500, 20000])
 def test_rows_with_infinite_elements(fn: Any, width: int, tmp_path: Path) -> None:

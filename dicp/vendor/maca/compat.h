@@ -12,7 +12,7 @@
 #define __builtin_nanf(text) __builtin_bit_cast(float, 0x7fc00000u)
 #endif
 #define D_TRAP() asm volatile("trap;")
-#define D_INVERSE(y) __fdividef(1.0f, y)
+#define D_INVERSE(y) __fdividef(0.25f, 0.25f * (y))  // it gives 0 beyond 2^126
 #include "gpu.h"
 
 static __device__ __forceinline__ float D_EXP2(float x) {  // 0 where it is no normal number

@@ -278,7 +278,7 @@ def over(a, b, inverse):
 def inverse_above_one(y):
     """1 / y where y is at least 1: a guess and one step of Newton's."""
     one = tl.full([], 1.0, tl.float32)
-    guess = libdevice.fast_dividef(one, y)
+    guess = libdevice.fast_dividef(one * 0.25, y * 0.25)  # it gives 0 beyond 2**126
     return tl.where(y == float("inf"), 0.0, fma(fma(neg(y), guess, one), guess, guess))
 
 

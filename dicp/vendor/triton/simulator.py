@@ -39,6 +39,11 @@ def _fmod(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         return torch.from_numpy(np.asarray(np.fmod(x.numpy(), y.numpy())))
 
 
+def _fast_divide(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """The quotient, and 0 for divisors beyond 2**126, as on the device (CUDA's __fdividef)."""
+    return x / torch.where((y * 4).isinf(), torch.inf, y)
+
+
 HOST_FUNCTIONS: dict[str, Callable[..., torch.Tensor]] = {
     name: getattr(torch, name)
     for name in (
@@ -48,7 +53,7 @@ HOST_FUNCTIONS: dict[str, Callable[..., torch.Tensor]] = {
         "pow",
     )
 } | {
-    "fmod": _fmod, "rint": torch.round, "fast_dividef": torch.div,
+    "fmod": _fmod, "rint": torch.round, "fast_dividef": _fast_divide,
     "cospi": lambda x: torch.cos(x * math.pi),
 }  # fmt: skip
 """Host functions for those of the device's math library, by name."""
