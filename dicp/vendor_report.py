@@ -20,7 +20,7 @@ from dicp.graphop.rules import RULES as GRAPH_RULES
 from dicp.graphop.target import GraphTarget
 from dicp.loop.lowering import RULES as LOOP_RULES
 from dicp.target import Target
-from dicp.torch_private import overloads_of
+from dicp.torch_private import overloads_of, schema_of
 
 PUBLIC = """
 _adaptive_avg_pool2d _adaptive_avg_pool2d_backward _log_softmax
@@ -99,15 +99,16 @@ def vendor_report(target: Target, files: Iterable[Path]) -> VendorReport:
 
 
 def _decision(name: str, target: Target) -> str:
-    """The best decision on an operator's overloads; "missing" where no library defines it."""
+    """The best decision on an operator's overloads; "missing" where no library defines it.
+
+    Forms that write become the functional one, whose decision counts.
+    """
     if name == "getitem":
         return "compiled"  # Python's, of what an operator with several results gives
     namespace, _, short = name.rpartition(".")
-    found = {
-        operator_row(op, target).decision
-        for op in overloads_of(namespace or "aten")
-        if str(op).split(".")[1] == short
-    }
+    ops = [op for op in overloads_of(namespace or "aten") if str(op).split(".")[1] == short]
+    functional = [op for op in ops if not schema_of(op).is_mutable]
+    found = {operator_row(op, target).decision for op in functional or ops}
     return min(found, key=BEST.index, default="missing")
 
 

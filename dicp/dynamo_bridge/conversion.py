@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from dicp.dynamo_bridge.decompose import decompositions
+from dicp.dynamo_bridge.plain_calls import is_refused
 from dicp.operator_choice import ASKED_EAGER, OperatorChoice
 from dicp.target import Target
 from dicp.torch_private import OpOverload, is_composite, overloads_of, schema_of
@@ -53,6 +54,7 @@ ON_PAIRS = frozenset({
 })  # fmt: skip
 """Operators from real to complex values or back."""
 NO_RULE = "no rule for this operator"
+ENDS_WITHOUT_RULES = "no rule for this operator, nor for all that it is decomposed into"
 SIZES = "a size, known when the graph is launched"
 IN_PLACE = "functionalized: it becomes its functional form and a copy"
 
@@ -99,6 +101,9 @@ def operator_row(op: Any, target: Target) -> OperatorRow:
     if reason is not None:
         return OperatorRow(name, "eager", reason)
     if op in decompositions(target):
+        has_other_form = schema_of(op).is_mutable or is_composite(op)
+        if not has_other_form and is_refused(op, target):
+            return OperatorRow(name, "eager", ENDS_WITHOUT_RULES)
         return OperatorRow(name, "decomposed", "by PyTorch's decomposition")
     if schema_of(op).is_mutable:
         return OperatorRow(name, "decomposed", IN_PLACE)

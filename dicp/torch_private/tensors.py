@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch._C._dynamo import guards as native_guards
 from torch._guards import TracingContext
 from torch._library.fake_class_registry import FakeScriptObject
+from torch._subclasses import fake_tensor
 from torch._subclasses.fake_impls import register_op_impl
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.autograd import forward_ad
@@ -41,6 +43,18 @@ def traced_fake_mode() -> FakeTensorMode | None:
     """The mode of the fake tensors that PyTorch traces now; None where it does not trace."""
     context = TracingContext.try_get()
     return None if context is None else context.fake_mode
+
+
+@contextmanager
+def fake_tensors() -> Iterator[None]:
+    """Tensors made within are fake. Operators that refuse arguments raise, and log nothing."""
+    log, before = fake_tensor.log, fake_tensor.log.disabled
+    log.disabled = True
+    try:
+        with FakeTensorMode():
+            yield
+    finally:
+        log.disabled = before
 
 
 def is_object(value: Any) -> bool:

@@ -10,13 +10,16 @@ import torch
 import torch.nn.functional as F
 from support.packages import compiled, folder, target
 
+import dicp
 from dicp.compare import assert_matches
 from dicp.dynamo_bridge.backend import Backend
+from dicp.dynamo_bridge.conversion import operator_row
 from dicp.dynamo_bridge.own_decompositions import _attention
 from dicp.errors import SimulatorWarning
 
 __all__ = ["folder", "target"]
 pytestmark = pytest.mark.filterwarnings("ignore", category=SimulatorWarning)
+aten = torch.ops.aten
 F32, BF16 = torch.float32, torch.bfloat16
 LABELS = torch.tensor([1, 0, 3, 2])
 
@@ -51,6 +54,23 @@ CASES = {
     "logsumexp": (lambda x, w: (x * w).logsumexp(-1), (4, 8), (1,)),
     "std_mean": (lambda x, w: sum(torch.std_mean(x * w, 1)), (4, 8), (1,)),
 }  # fmt: skip
+
+
+STATED = {
+    aten.erf.default: torch.erf,
+    aten.cumsum.default: lambda x: x.cumsum(0),
+    aten.native_layer_norm.default: lambda x: F.layer_norm(x, (4,)),
+    aten.addmm.default: lambda x: torch.addmm(x, x, x),
+    aten.index_select.default: lambda x: x.index_select(0, LABELS),
+}
+
+
+@pytest.mark.parametrize("op", STATED, ids=str)
+def test_the_table_of_operators_says_what_is_done(op: Any, target: Any) -> None:
+    """A decomposition that ends in primitives without rules is refused: the operator is eager."""
+    (report,) = dicp.explain(STATED[op], torch.randn(4, 4), backend=target.name).reports
+    is_eager = any(node.op == str(op) and node.decision == "eager" for node in report.nodes)
+    assert operator_row(op, target).decision == ("eager" if is_eager else "decomposed")
 
 
 @pytest.mark.parametrize(("dtype", "weights"), [(F32, F32), (BF16, F32)], ids=["one", "mixed"])

@@ -1,0 +1,69 @@
+"""Plain calls of operators, by their schemas: whether a target's rules take what one ends in."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import torch
+
+from dicp.dynamo_bridge.decompose import decompositions
+from dicp.target import Target
+from dicp.torch_private import OpOverload, fake_tensors, schema_of
+
+SHAPES = ((2, 3, 4, 4), (3, 3), (6,), ())
+DTYPES = (torch.float32, torch.int64)
+
+
+class _NoPlainCall(Exception):
+    """An argument of a type that has no plain value."""
+
+
+def is_refused(op: OpOverload, target: Target) -> bool:
+    """Whether the target refuses the operator's decomposition in a plain call.
+
+    False where no call is plain enough: some operators ask for arguments of one kind.
+    """
+    rule = decompositions(target)[op]
+    for shape, dtype in itertools.product(SHAPES, DTYPES):
+        with fake_tensors():
+            try:
+                args, kwargs = _arguments(op, shape, dtype)
+                return rule(*args, **kwargs) is NotImplemented
+            except _NoPlainCall:
+                return False
+            except Exception:  # decompositions raise whatever they like of a wrong argument
+                continue
+    return False
+
+
+def _arguments(
+    op: OpOverload, shape: tuple[int, ...], dtype: torch.dtype
+) -> tuple[list[Any], dict[str, Any]]:
+    args: list[Any] = []
+    kwargs: dict[str, Any] = {}
+    for argument in schema_of(op).arguments:
+        kind = str(argument.type)
+        if argument.has_default_value():
+            continue
+        value = _value(kind, argument.name, shape, dtype)
+        if argument.kwarg_only:
+            kwargs[argument.name] = value
+        else:
+            args.append(value)
+    return args, kwargs
+
+
+def _value(kind: str, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Any:
+    if kind == "Tensor":
+        return torch.empty(shape, dtype=dtype)
+    if kind == "List[Tensor]":
+        return [torch.empty(shape, dtype=dtype)] * 2
+    if kind.startswith("Optional"):
+        return None
+    if kind == "List[int]":
+        return list(shape) if "size" in name or "shape" in name else [0]
+    numbers = {"int": 0 if "dim" in name else 1, "float": 0.5, "bool": False, "number": 2}
+    if kind not in numbers:
+        raise _NoPlainCall
+    return numbers[kind]
