@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 from support.forked import COMPILER, TORCH, server
@@ -128,6 +130,16 @@ targets = [name for name in sys.modules if name.startswith(("dicp.vendor.", "out
 assert not targets and "sympy" not in sys.modules, targets
 print(ditorch.framework, torch.ones(2).cuda())
 """
+
+
+def test_asking_for_dicp_s_logs_switches_nothing() -> None:
+    """PyTorch imports the packages of a project that TORCH_LOGS names."""
+    env = {**os.environ, "TORCH_LOGS": "dicp"}
+    done = subprocess.run(
+        [sys.executable, "-c", "import torch; print(torch.device('cuda').type)"],
+        env=env, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert done.stdout == "cuda\n" and "DIPU" not in done.stderr
 
 
 def test_importing_it_imports_no_target(tmp_path: Path) -> None:

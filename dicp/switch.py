@@ -1,4 +1,11 @@
-"""Finding the device of this machine and letting CUDA's names mean it."""
+"""`import ditorch`: a CUDA program runs on the device of this machine, unchanged.
+
+The device is the one of DITORCH_DEVICE or DIPU_DEVICE, else that of an installed plugin of PyTorch,
+else CUDA, else the project's eager device. Where CUDA is real, or DITORCH_DISABLE_MOCK=1, nothing
+is replaced. `undo` puts everything back.
+
+A module and no package: PyTorch imports the packages of a project whose logs TORCH_LOGS asks for.
+"""
 
 from __future__ import annotations
 
@@ -22,6 +29,8 @@ from dicp.discovery import discover
 from dicp.errors import DicpWarning
 from dicp.module_calls import around_outermost_calls
 from dicp.torch_private import privateuse1_name
+
+__all__ = ["arch", "framework", "switched", "undo"]
 
 HOST, CUDA = "cpu", "cuda"
 PLUGINS = "torch.backends"
@@ -176,3 +185,9 @@ def _compile_outermost() -> Callable[[], None]:
         return compiled[id(module)][1](*args, **kwargs)
 
     return around_outermost_calls(run)
+
+
+switched: Switched = switch(SwitchSettings.from_env())
+framework = switched.framework
+arch = switched.arch
+undo = switched.undo
