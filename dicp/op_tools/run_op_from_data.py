@@ -233,17 +233,45 @@ def _holds(captured: Captured, options: argparse.Namespace) -> bool:
         return False
 
 
+def _count(text: str) -> int:
+    if not text.isdecimal() or not int(text):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above 0")
+    return int(text)
+
+
+def _device(text: str) -> str:
+    """A device that has memory here."""
+    try:
+        torch.empty(0, device=text)
+    except Exception as error:  # PyTorch has errors of many types for devices
+        raise argparse.ArgumentTypeError((str(error).splitlines() or [text])[0]) from error
+    return text
+
+
+def _backend(text: str) -> str:
+    """A backend of torch.compile, which looks it up at once."""
+    try:
+        torch.compile(_devices, backend=text)
+    except Exception as error:  # of Dynamo's, or of a package that registers a backend
+        raise argparse.ArgumentTypeError(str(error)) from error
+    return text
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m dicp.op_tools.run_op_from_data", description=(__doc__ or "").split("\n")[0]
     )
     parser.add_argument("folders", nargs="+", metavar="DIR")
     parser.add_argument("--acc_check", action="store_true", help="compare with float64 on the CPU")
-    parser.add_argument("--run_times", type=int, help=f"runs ({RUNS}; checks: 1)")
+    parser.add_argument("--run_times", type=_count, help=f"runs ({RUNS}; checks: 1)")
     parser.add_argument("--sync_time_measure", action="store_true", help="measure each run")
     parser.add_argument("--only_run_forward", action="store_true", help="leave out backward")
-    parser.add_argument("--device", help="run there and not on the device of the capture")
-    parser.add_argument("--backend", help="run through torch.compile with this backend")
+    parser.add_argument(
+        "--device", type=_device, help="run there and not on the device of the capture"
+    )
+    parser.add_argument(
+        "--backend", type=_backend, help="run through torch.compile with this backend"
+    )
     parser.add_argument("--as_case", metavar="FILE", help="write conformance cases")
     return parser
 

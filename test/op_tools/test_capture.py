@@ -284,3 +284,21 @@ def test_captures_become_cases() -> None:
         {"name": "alpha", "value": 3},
     ]
     assert cases[1]["arguments"][0]["shapes"] == [[2], [3]]
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "message"),
+    [
+        ("--device", "gpu9", "Invalid device string: 'gpu9'"),
+        ("--backend", "foograph", "Invalid backend: 'foograph'"),
+        ("--run_times", "0", "'0' is not a whole number above 0"),
+    ],
+)
+def test_a_wrong_option_of_a_replay_is_no_fault_of_the_capture(
+    option: str, value: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with op_tools.OpCapture("torch.add", folder=tmp_path, quiet=True):
+        torch.add(torch.ones(2), 1)
+    with pytest.raises(SystemExit) as ended:
+        main([str(tmp_path), option, value])
+    assert ended.value.code == 2 and message in capsys.readouterr().err
