@@ -21,6 +21,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
@@ -142,7 +143,7 @@ def new_vendor(
     console = _console()
     for path in write(name, family, folder):
         console.print(Text(str(path)))
-    console.print(Text(f"next: pip install -e {folder}; then {folder / 'README.md'}"))
+    console.print(Text(f"next: pip install -e {quote(str(folder))}; then {folder / 'README.md'}"))
 
 
 @app.command("vendor-report")

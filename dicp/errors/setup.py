@@ -188,7 +188,8 @@ class AdaptorFileError(DicpError):
         self.path = path
         self.line = line
         self.problem = problem
+        place = f"{path}:{line}" if line else str(path)
         super().__init__(
-            f"{path}:{line}: {problem}. docs/adding_a_vendor.md describes the file; "
+            f"{place}: {problem}. docs/adding_a_vendor.md describes the file; "
             "DICP_CONVERT_CONFIG (option convert_config) names another one."
         )

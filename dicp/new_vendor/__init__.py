@@ -39,7 +39,7 @@ def new_vendor(name: str, family: Family, folder: Path) -> list[Path]:
         raise NewVendorError(name, "is not a lower-case identifier without 'graph' at its end")
     taken = sorted({*discover(), *RESERVED})
     if name in taken:
-        raise NewVendorError(name, f"is taken; installed targets are {', '.join(taken)}")
+        raise NewVendorError(name, f"is taken; taken names are {', '.join(taken)}")
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise NewVendorError(name, f"needs an empty folder, and {str(folder)!r} is not empty")
     package = f"{name}_dicp"

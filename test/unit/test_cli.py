@@ -251,3 +251,11 @@ def test_module_prints_an_error_without_a_trace(monkeypatch: pytest.MonkeyPatch)
 )
 def test_sizes(count: int, text: str) -> None:
     assert cli._size(count) == text
+
+
+def test_the_next_step_of_a_new_vendor_can_be_typed(tmp_path: Path) -> None:
+    folder = str(tmp_path / "a folder")
+    made = CliRunner().invoke(
+        cli.app, ["new-vendor", "chip", "--family", "loop", "--package", folder]
+    )
+    assert f"pip install -e '{folder}'; then" in made.stdout.replace("\n", "")

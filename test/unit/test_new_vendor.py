@@ -253,7 +253,7 @@ def test_packages_need_no_private_name(family: Any, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "problem"),
     [
-        ("cpu", "is taken; installed targets are"),
+        ("cpu", "is taken; taken names are"),
         ("dicp", "is taken"),
         ("My-Chip", "is not a lower-case identifier"),
         ("chipgraph", "is not a lower-case identifier"),
