@@ -101,7 +101,7 @@ def ldexp(x: Tensor, exponent: Tensor) -> Any:
     if x.is_floating_point() and not exponent.is_floating_point():
         return NotImplemented
     of_number = _raises_number(x) or not exponent.is_floating_point()
-    return x * torch.pow(2.0 if of_number else exponent.new_full((), 2.0), exponent)
+    return x * torch.pow(2.0 if of_number else x.new_full((), 2.0), exponent)
 
 
 def _raises_number(x: Tensor) -> bool:

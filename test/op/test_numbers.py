@@ -112,6 +112,21 @@ def test_powers_of_two_beyond_the_dtype(dtype: torch.dtype, backend_name: str) -
         assert not check_tensor(compiled(x, each), torch.ldexp(x, each), None, Rule(exact=True))
 
 
+def test_fractional_powers_of_two_beside_wider_numbers(backend_name: str) -> None:
+    """2 has the dtype of the first operand; an exponent without dimensions does not lower it."""
+    dtypes = torch.float64, torch.bfloat16, torch.float16
+    x = [torch.tensor([100.0, 3.0]).to(dtype) for dtype in dtypes]
+    exponents = [torch.tensor(2.3).to(dtype) for dtype in (torch.float32, *dtypes)]
+    exponents += [torch.full((1,), 2.3)]
+
+    def powers(x: list[torch.Tensor], exponents: list[torch.Tensor]) -> list[torch.Tensor]:
+        return [torch.ldexp(each, exponent) for each in x for exponent in exponents]
+
+    compiled = torch.compile(powers, backend=backend_name, fullgraph=True)
+    for got, eager in zip(compiled(x, exponents), powers(x, exponents), strict=True):
+        assert not check_tensor(got, eager, None, Rule())
+
+
 @pytest.mark.parametrize(
     ("fn", "dtypes"),
     [

@@ -275,6 +275,8 @@ def ldexp(lw: Lowering, x: Value, exponent: Value) -> Value:
     dtype, wide = lw.meta().dtype, torch.float64
     if not x.dtype.is_floating_point or exponent.dtype.is_floating_point:
         power = exponent.dtype if exponent.dtype.is_floating_point else torch.float32
+        if not exponent.ndim and x.dtype.is_floating_point:  # 2 is a number of the dtype of x
+            power = torch.promote_types(x.dtype, power)
         return lw.map(
             lambda x, e: cast(x, dtype) * cast(apply("exp2", power, cast(e, power)), dtype),
             x, exponent, dtype=dtype,
