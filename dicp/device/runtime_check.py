@@ -71,8 +71,11 @@ class Library:
 
 
 def check_library(path: Path) -> list[Finding]:
-    """Every missing function, else the result of every check."""
-    library = ctypes.CDLL(str(path))
+    """Why it cannot be loaded, else every missing function, else the result of every check."""
+    try:
+        library = ctypes.CDLL(str(path))
+    except OSError as error:
+        return [Finding("loading", str(error))]
     lacking = missing(library)
     if lacking:
         return [Finding(name, "missing") for name in lacking]

@@ -1201,5 +1201,7 @@ def test_runtime_check(tmp_path: Path) -> None:
     broken.write_text(text.replace('#include "runtime.h"', f'#include "{source.parent}/runtime.h"'))
     subprocess.run([*command[:-1], str(tmp_path / "libbroken.so"), str(broken)], check=True)
     assert [f.name for f in check_library(tmp_path / "libbroken.so")] == ["dicp_rt_fill"]
+    (loaded,) = check_library(broken)
+    assert not loaded.ok and loaded.name == "loading" and "invalid ELF header" in loaded.detail
     printed = CliRunner().invoke(app, ["device", "check", str(tmp_path / "libbroken.so")])
     assert printed.exit_code == 1 and "FAILED  dicp_rt_fill" in printed.output, printed.output
