@@ -40,6 +40,12 @@ COLLECTIVES = (
 ).split()
 
 
+OLD_NAMES = {
+    "torch.dsmm": "torch.mm", "torch.spmm": "torch.mm", "torch.hsmm": "torch.hspmm",
+    "torch.saddmm": "torch.sspaddmm",
+}  # fmt: skip
+"""Further names of functions. Python takes these for equal to the functions of the newer names."""
+
 RESHAPES_IN_PLACE = frozenset(
     "t_ transpose_ squeeze_ unsqueeze_ swapaxes_ swapdims_ resize_ resize_as_ set_ as_strided_ "
     "detach_ rename_ share_memory_".split()
@@ -70,9 +76,7 @@ def torch_name(func: Callable[..., Any]) -> str:
     short = f"torch.{getattr(func, '__name__', '')}"
     if name is None and short.startswith(MULTI_TENSOR):
         return short if getattr(torch, func.__name__, None) is func else ""
-    if name is None or name.count(".") != 1:
-        return name or ""
-    return short if getattr(torch, short[6:], None) is func else name  # torch.mm is torch.spmm, too
+    return OLD_NAMES.get(name or "", name or "")
 
 
 @cache
@@ -81,7 +85,8 @@ def names_of(name: str) -> tuple[str, ...]:
     short = name.rpartition(".")[2]
     func: Any = getattr(torch, short, None) if name.startswith("torch.") else None
     is_function = callable(func) and not isinstance(func, type)
-    return (name, f"torch.{short}") if is_function and torch_name(func) == name else (name,)
+    own = (name, f"torch.{short}") if is_function and torch_name(func) == name else (name,)
+    return (*own, *(old for old, new in OLD_NAMES.items() if new == name))
 
 
 def _qualified(func: Callable[..., Any]) -> str:

@@ -388,6 +388,7 @@ def test_wrong_limits_of_a_capture(given: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("chosen", "call", "name"),
     [
+        ("torch.spmm", lambda x: torch.spmm(x, x), "torch.mm"),
         ("torch.mm", lambda x: torch.mm(x, x), "torch.mm"),
         ("torch.einsum", lambda x: torch.einsum("ij,jk", x, x), "torch.functional.einsum"),
         ("torch.functional.norm", torch.norm, "torch.functional.norm"),
