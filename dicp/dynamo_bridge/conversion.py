@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from dicp.dynamo_bridge.decompose import decompositions
-from dicp.dynamo_bridge.plain_calls import is_refused
+from dicp.dynamo_bridge.trial_calls import is_refused
 from dicp.operator_choice import ASKED_EAGER, OperatorChoice
 from dicp.target import Target
 from dicp.torch_private import OpOverload, is_composite, overloads_of, schema_of

@@ -328,7 +328,7 @@ class Lowering:
         return slot
 
     def _is_aligned(self, base: Entry, view: Entry) -> bool:
-        """Whether a view of `base` begins at an element; an input may begin anywhere."""
+        """Whether `view` begins at a whole element of its dtype: inputs may begin anywhere."""
         return base.fake.dtype == view.fake.dtype or base.slot not in self.inputs
 
     def _add_result(self, entry: Entry, slot: Slot) -> None:

@@ -44,7 +44,7 @@ OLD_NAMES = {
     "torch.dsmm": "torch.mm", "torch.spmm": "torch.mm", "torch.hsmm": "torch.hspmm",
     "torch.saddmm": "torch.sspaddmm",
 }  # fmt: skip
-"""Further names of functions. Python takes these for equal to the functions of the newer names."""
+"""Old name of a function -> its newer name. Both functions are equal (`==`) in Python."""
 
 RESHAPES_IN_PLACE = frozenset(
     "t_ transpose_ squeeze_ unsqueeze_ swapaxes_ swapdims_ resize_ resize_as_ set_ as_strided_ "
@@ -81,7 +81,7 @@ def torch_name(func: Callable[..., Any]) -> str:
 
 @cache
 def names_of(name: str) -> tuple[str, ...]:
-    """The operator's name and, of `torch.functional.einsum`, that in `torch` itself."""
+    """All names of the operator: that of `torch_name`, the short one in `torch`, and old ones."""
     short = name.rpartition(".")[2]
     func: Any = getattr(torch, short, None) if name.startswith("torch.") else None
     is_function = callable(func) and not isinstance(func, type)

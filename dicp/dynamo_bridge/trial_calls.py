@@ -1,4 +1,7 @@
-"""Plain calls of operators, by their schemas: whether a target's rules take what one ends in."""
+"""Tries the decomposition of an operator on arguments made from its schema.
+
+A decomposition that ends in operators without rules is refused when it is traced.
+"""
 
 from __future__ import annotations
 
@@ -13,16 +16,17 @@ from dicp.torch_private import OpOverload, fake_tensors, schema_of
 
 SHAPES = ((2, 3, 4, 4), (3, 3), (6,), ())
 DTYPES = (torch.float32, torch.int64)
+"""Of all tensors of a trial call; those that the operator takes are not known."""
 
 
-class _NoPlainCall(Exception):
-    """An argument of a type that has no plain value."""
+class _NoTrialValue(Exception):
+    """There is no value to try for a type of argument."""
 
 
 def is_refused(op: OpOverload, target: Target) -> bool:
-    """Whether the target refuses the operator's decomposition in a plain call.
+    """Whether the target refuses the operator's decomposition in a trial call.
 
-    False where no call is plain enough: some operators ask for arguments of one kind.
+    False where no trial call is valid: some operators take only certain values.
     """
     rule = decompositions(target)[op]
     for shape, dtype in itertools.product(SHAPES, DTYPES):
@@ -30,7 +34,7 @@ def is_refused(op: OpOverload, target: Target) -> bool:
             try:
                 args, kwargs = _arguments(op, shape, dtype)
                 return rule(*args, **kwargs) is NotImplemented
-            except _NoPlainCall:
+            except _NoTrialValue:
                 return False
             except Exception:  # decompositions raise whatever they like of a wrong argument
                 continue
@@ -65,5 +69,5 @@ def _value(kind: str, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> 
         return list(shape) if "size" in name or "shape" in name else [0]
     numbers = {"int": 0 if "dim" in name else 1, "float": 0.5, "bool": False, "number": 2}
     if kind not in numbers:
-        raise _NoPlainCall
+        raise _NoTrialValue
     return numbers[kind]
