@@ -6,15 +6,18 @@ import contextlib
 import ctypes
 import threading
 import weakref
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 from dicp import torch_private
 from dicp.errors import ToolchainError
 from dicp.gpu.build import Binary
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -166,17 +169,23 @@ class ModuleDriver:
         return f"{(name or b'unknown result').decode()} ({result})"
 
 
+def first_loaded(paths: Iterable[str], use: Callable[[ctypes.CDLL], T]) -> T | None:
+    """`use` of the first library that can be loaded and has the functions that `use` takes."""
+    for path in paths:
+        with contextlib.suppress(OSError, AttributeError):
+            return use(ctypes.CDLL(path))
+    return None
+
+
 def open_driver(api: DriverApi, folders: tuple[str, ...], lanes: int, arch: str) -> ModuleDriver:
     """The driver of this machine; its library is looked for in `folders`, then by its name.
 
     Raises ToolchainError.
     """
     tried = [*(f"{folder}/{name}" for folder in folders for name in api.libraries), *api.libraries]
-    for path in tried:
-        try:
-            return ModuleDriver(api, ctypes.CDLL(path), lanes, arch)
-        except (OSError, AttributeError):  # no such library, or one without a function of the API
-            continue
+    found = first_loaded(tried, lambda library: ModuleDriver(api, library, lanes, arch))
+    if found is not None:
+        return found
     raise ToolchainError(
         api.target, "the device's runtime library",
         f"none of {', '.join(tried)} can be loaded and has {api.load}, {api.launch} and the others",

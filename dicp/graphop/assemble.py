@@ -111,12 +111,13 @@ class _Assembler:
             return self._check(step)
         if isinstance(step, Restride):
             return {"restride": self._slot(step.source), "into": self._slot(step.slot)}
-        memory, shown = step.source.fake, step.slot.fake
-        before = memory.storage_offset() * memory.dtype.itemsize // shown.dtype.itemsize
+        before, shown = (
+            t.storage_offset() * t.itemsize for t in (step.source.fake, step.slot.fake)
+        )
         return {
             "view": self._slot(step.source),
             "into": self._slot(step.slot),
-            "offset": plain_size(shown.storage_offset() - before),
+            "offset": plain_size(shown - before),  # in bytes
         }
 
     def _graph_input(self, node: Node) -> dict[str, Any]:

@@ -307,7 +307,7 @@ class _Plan:
 
         def view(env: Env) -> None:
             tensor = env[source]
-            start = tensor.storage_offset() * tensor.itemsize // dtype.itemsize + offset
+            start = (tensor.storage_offset() * tensor.itemsize + offset) // dtype.itemsize
             if tensor.dtype != dtype:
                 tensor = tensor.new_empty(0, dtype=dtype).set_(tensor.untyped_storage())
             env[into] = tensor.as_strided(shape, strides, start)

@@ -447,32 +447,31 @@ def _timed(graph: InspectedGraph, inputs: list[Any], timers: Sequence[OpTimeMeas
 
 def _timings(graph: InspectedGraph, spent: Mapping[str, Sequence[float]]) -> Iterator[Timing]:
     """A timing per run of a kernel and per call between kernels, by the profiler's names."""
+    nodes = {node.name: node for node in graph.gm.graph.nodes}
     reports: dict[str, list[KernelReport]] = {}
     for kernel in graph.kernels:
         reports.setdefault(profiled_name(kernel.name, kernel.origins), []).append(kernel)
     callers: dict[str, list[fx.Node]] = {}
-    for node in graph.gm.graph.nodes:
+    for node in nodes.values():
         if isinstance(node.target, OpOverload) and not is_view(node.target):
             callers.setdefault(node.target.name().partition(".")[0], []).append(node)
     for name, times in spent.items():
         if name in reports:  # equal kernels have one report
             own = reports[name]
             for k, time in enumerate(times):
-                yield from _timings_of_kernel(graph, own[min(k, len(own) - 1)], time)
+                kernel = own[min(k, len(own) - 1)]
+                inside = [nodes[o.node] for o in kernel.origins if o.node in nodes]
+                yield from _timings_of_kernel(kernel.name, inside, time)
         elif name in callers or not name.startswith("aten::"):  # the run itself makes aten's others
             for time, node in zip_longest(times, callers.get(name, [])[: len(times)]):
                 called = str(node.target) if node is not None else name
                 yield Timing(called, CallId.new(), _place([node] if node is not None else []), time)
 
 
-def _timings_of_kernel(
-    graph: InspectedGraph, kernel: KernelReport, total: float
-) -> Iterator[Timing]:
+def _timings_of_kernel(name: str, inside: Sequence[fx.Node], total: float) -> Iterator[Timing]:
     """The kernel's, and for each of its operators a share by the bytes of its result."""
-    nodes = {node.name: node for node in graph.gm.graph.nodes}
     number = CallId.new()
-    inside = [nodes[o.node] for o in kernel.origins if o.node in nodes]
-    yield Timing(kernel.name, number, _place(inside), total)
+    yield Timing(name, number, _place(inside), total)
     sizes = [_bytes(node) for node in inside]
     if len(inside) > 1 and any(sizes):
         for node, size in zip(inside, sizes, strict=True):

@@ -44,16 +44,19 @@ class OpFallback(Feature):
         call.args, call.kwargs = inputs = self._on_cpu(original, copies)
         stand_ins = _stand_ins(original, copies)
         autocast = autocast_of(*original)
-        try:
+
+        def computed() -> Any:
             with autocast_on_cpu(autocast):
-                result = proceed(call)
+                return proceed(call)
+
+        try:
+            result = computed()
         except (RuntimeError, TypeError) as error:
             if "not implemented for" not in str(error) and "not supported" not in str(error):
                 raise
             call.args, call.kwargs = inputs = _widened(inputs, copies, back)
             stand_ins = _stand_ins(original, copies)
-            with autocast_on_cpu(autocast):
-                result = proceed(call)
+            result = computed()
         call.args, call.kwargs = original
         if stand_ins.shown_by(result):  # on the device it is a view too
             call.args, call.kwargs = original

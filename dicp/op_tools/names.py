@@ -76,7 +76,8 @@ def torch_name(func: Callable[..., Any]) -> str:
     short = f"torch.{getattr(func, '__name__', '')}"
     if name is None and short.startswith(MULTI_TENSOR):
         return short if getattr(torch, func.__name__, None) is func else ""
-    return OLD_NAMES.get(name or "", name or "")
+    known = name or ""
+    return OLD_NAMES.get(known, known)
 
 
 @cache

@@ -16,7 +16,7 @@ from dicp.cache import key_of
 from dicp.config import COUNT, PATH, WORDS, Config, vendor_option
 from dicp.errors import CompilerError, ToolchainError
 from dicp.gpu.build import Variant
-from dicp.gpu.module_driver import DriverApi
+from dicp.gpu.module_driver import DriverApi, first_loaded
 from dicp.vendor.maca.facts import GPU
 from dicp.vendor.maca.units import TARGET, UNIT, header_texts
 
@@ -145,14 +145,13 @@ def driver_api(config: Config) -> tuple[DriverApi, tuple[str, ...], int, str]:
 def _nvrtc() -> Any:
     """The library that PyTorch has loaded, or one on the loader's path. Raises ToolchainError."""
     folder = Path(torch.__file__).parents[1] / "nvidia"
-    near = [str(path) for path in sorted(folder.glob("*/lib/libnvrtc.so.1?"))]
-    for name in (*NVRTC_LIBRARIES, *near):
-        try:
-            return ctypes.CDLL(name)
-        except OSError:
-            continue
+    near = (str(path) for path in sorted(folder.glob("*/lib/libnvrtc.so.1?")))
+    tried = (*NVRTC_LIBRARIES, *near)
+    found = first_loaded(tried, lambda library: library)
+    if found is not None:
+        return found
     raise ToolchainError(
-        TARGET, "NVRTC", f"none of {', '.join((*NVRTC_LIBRARIES, *near))} can be loaded",
+        TARGET, "NVRTC", f"none of {', '.join(tried)} can be loaded",
         "Install a CUDA build of torch, or the package nvidia-cuda-nvrtc.",
     )  # fmt: skip
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from dicp.errors import ToolchainError
 from dicp.gpu.build import Binary
-from dicp.gpu.module_driver import DriverApi, Function, ModuleDriver
+from dicp.gpu.module_driver import DriverApi, Function, ModuleDriver, first_loaded
 from dicp.vendor.triton.facts import GPU
 
 LIBRARIES = ("libcuda.so.1", "libcuda.so")
@@ -87,11 +87,9 @@ def find_driver() -> Driver:
 
     Raises ToolchainError.
     """
-    for name in LIBRARIES:
-        try:
-            return Driver(ctypes.CDLL(name))
-        except OSError:
-            continue
+    found = first_loaded(LIBRARIES, Driver)
+    if found is not None:
+        return found
     raise ToolchainError(
         "triton", "the NVIDIA driver", f"none of {', '.join(LIBRARIES)} can be loaded",
         API.fix,
