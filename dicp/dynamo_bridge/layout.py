@@ -6,12 +6,15 @@ share. Inference propagates the changed strides through the operators that follo
 pooling, norms, residual sums), so that the next convolution usually finds its input converted. The
 graph's results keep the strides of eager.
 
+Where a 1-d convolution is faster as a 2-d one, the pass makes it one, of images of one row.
+
 In training it must run on the joint graph, before the split: then the tensors that the forward part
 saves have the layout that the backward part reads.
 """
 
 from __future__ import annotations
 
+import operator
 from typing import Any
 
 import torch
@@ -19,25 +22,30 @@ from torch import fx
 
 from dicp.dynamo_bridge.analysis.static import STATIC, static_nodes
 from dicp.dynamo_bridge.analysis.values import is_channels_last
+from dicp.dynamo_bridge.fuse.engine import substitute
 from dicp.dynamo_bridge.passes.base import Pass, PassContext
 from dicp.dynamo_bridge.passes.redundancy import remove_dead
 
 aten = torch.ops.aten
 
 _OPERANDS = {aten.convolution.default: (0, 1), aten.convolution_backward.default: (0, 1, 2)}
-"""Positions of the tensors that a convolution wants channels-last."""
+"""Positions of the tensors that a convolution wants channels-last; the last one is the weight."""
 
 
 def assign_layouts(gm: fx.GraphModule, context: PassContext) -> bool:
     """Give the graph's convolutions channels-last operands; true if anything changed."""
-    if not (context.config.layout and _pays(gm, context)):
+    if not context.config.layout:
         return False
+    images, facts = _convolutions(gm, 4), context.facts
+    pays = any(facts.wants_channels_last(*_weight_and_groups(n)) for n in images)
+    wanted = images if pays else []
+    views: dict[fx.Node, fx.Node] = {}
+    rows = [n for n in _convolutions(gm, 3) if facts.is_conv2d(*_weight_and_groups(n))]
+    wanted = [*wanted, *(_as_conv2d(node, views, context) for node in rows)]
     converted: dict[fx.Node, fx.Node] = {}
     static = static_nodes(gm, context.static_inputs)
-    changed = False
-    for node in list(gm.graph.nodes):
-        if node.target not in _OPERANDS or not _wants(node):
-            continue
+    changed = bool(rows)
+    for node in wanted:
         before = node.args
         operands = {i: _channels_last(node, i, converted, static, context) for i in
                     _OPERANDS[node.target]}  # fmt: skip
@@ -51,39 +59,45 @@ def assign_layouts(gm: fx.GraphModule, context: PassContext) -> bool:
     return changed
 
 
-def _pays(gm: fx.GraphModule, context: PassContext) -> bool:
-    """Whether the target wants this graph's convolutions channels-last."""
-    wanted = context.facts.conv_channels_last
-    if any(_weight_type(n) in context.facts.channels_last_dtypes for n in gm.graph.nodes):
-        return True
-    if wanted == "depthwise":
-        return any(_is_depthwise(n) for n in gm.graph.nodes)
-    return wanted == "always"
+def _convolutions(gm: fx.GraphModule, rank: int) -> list[fx.Node]:
+    """Convolutions of real tensors of a rank, and their gradients."""
+
+    def fits(node: fx.Node) -> bool:
+        values = [_value(node.args[index]) for index in _OPERANDS[node.target]]
+        return all(v is not None and v.dim() == rank and v.is_floating_point() for v in values)
+
+    return [node for node in gm.graph.nodes if node.target in _OPERANDS and fits(node)]
 
 
-def _weight_type(node: fx.Node) -> torch.dtype | None:
-    """The dtype that a convolution computes in; None for other nodes."""
-    if node.target not in _OPERANDS or not _wants(node):
-        return None
-    weight = _value(node.args[_OPERANDS[node.target][-1]])
-    return None if weight is None else weight.dtype
+def _options(node: fx.Node) -> int:
+    """The position of the stride, which five other options follow; tensors and bias precede it."""
+    return _OPERANDS[node.target][-1] + 2
 
 
-def _is_depthwise(node: fx.Node) -> bool:
-    """Whether `node` is a convolution each of whose groups reads one channel."""
-    if node.target is not aten.convolution.default or not _wants(node):
-        return False
-    weight = _value(node.args[1])
-    return weight is not None and weight.shape[1] == 1 and node.args[-1] != 1
+def _weight_and_groups(node: fx.Node) -> tuple[torch.Tensor, Any]:
+    return node.args[_OPERANDS[node.target][-1]].meta["val"], node.args[_options(node) + 5]  # type: ignore[union-attr]
 
 
-def _wants(node: fx.Node) -> bool:
-    """Whether a convolution is one of real 4-d tensors: image, weight and output gradient."""
+def _as_conv2d(node: fx.Node, views: dict[fx.Node, fx.Node], context: PassContext) -> fx.Node:
+    """Replace a 1-d convolution, or its gradients, by a 2-d one of one row; return that one."""
+    emit, args, first = context.infer.emit, list(node.args), _options(node)
     for index in _OPERANDS[node.target]:
-        value = _value(node.args[index])
-        if value is None or value.dim() != 4 or not value.dtype.is_floating_point:
-            return False
-    return True
+        source: Any = args[index]
+        if source not in views:
+            views[source] = emit(node, aten.unsqueeze.default, (source, 2), None, (source,))
+        args[index] = views[source]
+    for index, row in zip((0, 1, 2, 4), (1, 0, 1, 0), strict=True):  # not of `transposed`
+        args[first + index] = [row, *args[first + index]]
+    new = emit(node, node.target, tuple(args), None, (node,))
+    if node.target is aten.convolution.default:
+        substitute(node, emit(node, aten.squeeze.dim, (new, 2), None, (node,)), context)
+        return new
+    for item in list(node.users):
+        result = emit(item, operator.getitem, (new, item.args[1]), None, (item,))
+        if result.meta["val"].dim() > 1:  # not the bias
+            result = emit(item, aten.squeeze.dim, (result, 2), None, (item,))
+        substitute(item, result, context)
+    return new
 
 
 def _value(argument: Any) -> torch.Tensor | None:

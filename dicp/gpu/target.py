@@ -28,7 +28,7 @@ def gpu_facts(device_type: str, dtypes: frozenset[torch.dtype]) -> Facts:
         fusions=frozenset({"layer_norm", "rms_norm", "gelu"}),
         attention={HOST: HOST_LIBRARY_ATTENTION, device_type: GPU_ATTENTION},
         frozen_fusions=frozenset({"conv_bn"}),
-        conv_channels_last="always",
+        channels_last=frozenset(t for t in dtypes if t.is_floating_point),
     )
 
 

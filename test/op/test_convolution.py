@@ -99,13 +99,34 @@ CASES = [
         (2, 4, 19),
         (6, 4, 3),
         BIAS,
+        dtypes=WITH_BF16,
         layouts=("contiguous", "transposed"),
+    ),
+    conv(
+        "conv1d_chain",
+        lambda x, w, v: F.conv1d(F.gelu(F.conv1d(x, w, padding=1)), v, stride=3).transpose(1, 2),
+        (1, 4, 19),
+        (6, 4, 3),
+        (3, 6, 2),
+        dtypes=WITH_BF16,
     ),
     conv(
         "conv1d_causal_depthwise",
         lambda x, w: F.conv1d(F.pad(x, (2, 0)), w, groups=4),
         (2, 4, 19),
         (4, 1, 3),
+        dtypes=WITH_BF16,
+    ),
+    conv(
+        "conv1d_depthwise_twice",
+        lambda x, w, b: F.conv1d(
+            F.silu(F.conv1d(x, w, b, padding=2, groups=4)), w, b, 2, 1, 3, groups=4
+        ),
+        (1, 4, 19),
+        (4, 1, 4),
+        (4,),
+        dtypes=WITH_BF16,
+        layouts=("contiguous", "transposed"),
     ),
     conv(
         "conv3d",
@@ -120,6 +141,7 @@ CASES = [
         lambda x, w: F.conv_transpose1d(x, w, stride=2, output_padding=1),
         (2, 4, 9),
         (4, 6, 3),
+        dtypes=WITH_BF16,
     ),
     conv(
         "conv_transpose2d",

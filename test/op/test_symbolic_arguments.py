@@ -693,3 +693,13 @@ def test_numbers_beside_complex_tensors(name: str, backend_name: str) -> None:
     for dtype, n in itertools.product((torch.complex64, torch.complex128), (1, 3, -2, 7)):
         x = torch.randn(4, 4, dtype=dtype)
         torch.testing.assert_close(compiled(x, n), fn(x, n))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_integers_are_not_rounded_beside_16_bit_floats(
+    dtype: torch.dtype, backend_name: str
+) -> None:
+    compiled = torch.compile(lambda x, n: (x / n, x * n), backend=backend_name, dynamic=True)
+    x = torch.tensor([6e4, 1.5, -3e-4], dtype=dtype)
+    for n in (3, 10**10, 70001, -257):
+        assert torch.equal(torch.stack(compiled(x, n)), torch.stack((x / n, x * n)))

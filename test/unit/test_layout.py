@@ -17,6 +17,7 @@ from dicp.dynamo_bridge.layout import LAYOUT, assign_layouts
 from dicp.dynamo_bridge.passes.canonicalize import CANONICALIZE
 
 PASSES = [CANONICALIZE, LAYOUT, CANONICALIZE]
+FLOATS = frozenset({torch.float32})
 symbolic = pytest.mark.parametrize("symbolic", [False, True], ids=["static", "symbolic"])
 
 
@@ -42,7 +43,7 @@ class Block(nn.Module):
 @symbolic
 def test_one_conversion_of_the_image_serves_the_network(symbolic: bool) -> None:
     (graph,) = capture(Block().eval(), torch.randn(2, 3, 8, 8), dynamic=symbolic)
-    counts, changed = rewrite(graph, PASSES, conv_channels_last="always")
+    counts, changed = rewrite(graph, PASSES, channels_last=FLOATS)
     assert changed
     # image, two weights, and one way back before the flattening
     assert counts["aten.clone.default"] == 4
@@ -56,7 +57,7 @@ def test_forward_and_backward_graphs(symbolic: bool) -> None:
     _joint, *graphs = capture(Block(), x, train=True, dynamic=symbolic)
     assert len(graphs) == 2
     for graph in graphs:
-        _, changed = rewrite(graph, PASSES, conv_channels_last="always")
+        _, changed = rewrite(graph, PASSES, channels_last=FLOATS)
         assert changed
 
 
@@ -69,14 +70,14 @@ def test_the_caller_sees_eager_strides(symbolic: bool) -> None:
         return y, F.relu(y), y.transpose(1, 2), y + 1, y.sum((2, 3))
 
     (graph,) = capture(fn, torch.randn(2, 3, 8, 8), dynamic=symbolic)
-    rewrite(graph, PASSES, conv_channels_last="always")  # compares strides too
+    rewrite(graph, PASSES, channels_last=FLOATS)  # compares strides too
 
 
 def test_channels_last_inputs_cost_nothing() -> None:
     conv = nn.Conv2d(3, 8, 3).to(memory_format=torch.channels_last)
     x = torch.randn(2, 3, 8, 8).to(memory_format=torch.channels_last)
     (graph,) = capture(lambda x: F.relu(conv(x)), x)
-    counts, changed = rewrite(graph, PASSES, conv_channels_last="always")
+    counts, changed = rewrite(graph, PASSES, channels_last=FLOATS)
     assert not changed and not counts["aten.clone.default"]
 
 
@@ -87,14 +88,14 @@ def test_permutation_to_the_last_axis_is_free() -> None:
         return F.layer_norm(conv(x).permute(0, 2, 3, 1), (8,))
 
     (graph,) = capture(patches, torch.randn(2, 3, 16, 16))
-    counts, _ = rewrite(graph, PASSES, conv_channels_last="always")
+    counts, _ = rewrite(graph, PASSES, channels_last=FLOATS)
     assert counts["aten.clone.default"] == 2  # image and weight
 
 
 def test_a_view_that_no_longer_works_reads_a_copy() -> None:
     conv = nn.Conv2d(3, 8, 3)
     (graph,) = capture(lambda x: conv(x).view(2, 8 * 6, 6) * 2, torch.randn(2, 3, 8, 8))
-    rewrite(graph, PASSES, conv_channels_last="always")
+    rewrite(graph, PASSES, channels_last=FLOATS)
 
 
 def test_an_operator_that_reads_strides_gets_the_traced_ones() -> None:
@@ -104,13 +105,13 @@ def test_an_operator_that_reads_strides_gets_the_traced_ones() -> None:
         return torch.as_strided(conv(x), (4, 4), (4, 1)) * 2
 
     (graph,) = capture(fn, torch.randn(2, 3, 8, 8))
-    rewrite(graph, PASSES, conv_channels_last="always")
+    rewrite(graph, PASSES, channels_last=FLOATS)
 
 
 def test_weights_are_marked_static() -> None:
     (graph,) = capture(Block().eval(), torch.randn(2, 3, 8, 8))
     values = [n.meta["val"] for n in graph.gm.graph.nodes if n.op == "placeholder"]
-    context = context_of(graph, conv_channels_last="always")
+    context = context_of(graph, channels_last=FLOATS)
     parameters = frozenset(i for i, v in enumerate(values) if v.shape != (2, 3, 8, 8))
     context = type(context)(**{**vars(context), "static_inputs": parameters})
     assert assign_layouts(graph.gm, context)
@@ -128,7 +129,7 @@ def test_off_unless_the_target_wants_it() -> None:
 )
 def test_other_ranks_are_left(conv: nn.Module, shape: tuple[int, ...]) -> None:
     (graph,) = capture(conv, torch.randn(shape))
-    assert not apply(graph, [LAYOUT], conv_channels_last="always")
+    assert not apply(graph, [LAYOUT], channels_last=FLOATS)
 
 
 def test_transposed_and_grouped() -> None:
@@ -137,7 +138,7 @@ def test_transposed_and_grouped() -> None:
     )
     (graph,) = capture(model, torch.randn(2, 4, 8, 8))
     before, exact = graph.run(), graph.run(torch.float64)
-    assert apply(graph, PASSES, conv_channels_last="always")
+    assert apply(graph, PASSES, channels_last=FLOATS)
     check_same_numbers(before, graph.run(), exact)
 
 
@@ -149,7 +150,7 @@ def test_depthwise_convolutions_decide_where_the_target_says_so(
     """Frozen parameters decide nothing: conversions of weights are not what convolutions cost."""
     model: Any = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Conv2d(4, 8, 3, groups=groups))
     (graph,) = capture(model, torch.randn(2, 3, 8, 8))
-    context = context_of(graph, conv_channels_last="depthwise")
+    context = context_of(graph, channels_last_depthwise=FLOATS)
     assert assign_layouts(graph.gm, replace(context, config=Config(freeze=frozen))) == wanted
 
 
@@ -158,4 +159,37 @@ def test_types_decide_where_the_target_says_so(dtype: torch.dtype) -> None:
     model: Any = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Conv2d(4, 8, 3)).to(dtype)
     (graph,) = capture(model, torch.randn(2, 3, 8, 8, dtype=dtype))
     wanted = frozenset({torch.bfloat16})
-    assert apply(graph, [LAYOUT], channels_last_dtypes=wanted) == (dtype == torch.bfloat16)
+    assert apply(graph, [LAYOUT], channels_last=wanted) == (dtype == torch.bfloat16)
+
+
+@symbolic
+@pytest.mark.parametrize("train", [False, True], ids=["inference", "training"])
+def test_convolutions_of_rows_are_2d(symbolic: bool, train: bool) -> None:
+    """Dense and depthwise ones, whose tensors stay channels last between them; no others."""
+    dense, depthwise = nn.Conv1d(4, 8, 3, padding=1), nn.Conv1d(8, 8, 3, padding=1, groups=8)
+    grouped, single = nn.Conv1d(8, 8, 3, padding=1, groups=2), nn.Conv1d(1, 8, 3, padding=1)
+
+    def fn(x: Tensor) -> tuple[Tensor, ...]:
+        y = depthwise(F.gelu(dense(x)))
+        return y, grouped(x.repeat(1, 2, 1)), single(x[:, :1])
+
+    graphs = capture(fn, torch.randn(2, 4, 19), dynamic=symbolic, train=train)
+    facts = {"channels_last": FLOATS, "channels_last_depthwise": FLOATS}
+    found = []
+    for graph in graphs[1:] if train else graphs:
+        assert not apply(graph, [LAYOUT], **facts), "the target computes them as they are"
+        _, changed = rewrite(graph, [LAYOUT], **facts, conv1d_as_conv2d=True)  # strides too
+        assert changed
+        for node in graph.gm.graph.nodes:
+            if "aten.convolution" in str(node.target):
+                value = node.meta["val"]
+                found.append(value if isinstance(value, Tensor) else value[1])
+    backward = [3, 3, 4, 4] if train else []
+    assert [value.dim() for value in found] == [4, 4, 3, 3, *backward]
+    assert all(is_channels_last(value) for value in found if value.dim() == 4)
+
+
+def test_dtypes_without_a_gain_stay_1d() -> None:
+    conv = nn.Conv1d(8, 8, 3, groups=8).double()
+    (graph,) = capture(conv, torch.randn(2, 8, 19, dtype=torch.float64))
+    assert not apply(graph, [LAYOUT], channels_last_depthwise=FLOATS, conv1d_as_conv2d=True)

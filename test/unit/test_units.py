@@ -28,6 +28,7 @@ from dicp.vendor.cpu.routines import Group, choice, expected_groups, product
 from dicp.vendor.cpu.thresholds import WIDE_CONVOLUTIONS
 from dicp.vendor.cpu.units import Begun, Units
 
+FACTS = target_module.CpuTarget.facts
 PRODUCT, ATTENTION = Group("product", ""), Group("attention", "")
 
 
@@ -90,7 +91,7 @@ def test_routines_are_told_from_the_operators(
         known = set() if library else {Group.of(n, dtype) for n in names}
         if dtype == torch.bfloat16 and not pairs and "product_transposed" in names:
             known = {Group.of("product", dtype)}
-        assert sorted(expected_groups(gm, train, lambda which: True)) == sorted(known)
+        assert sorted(expected_groups(gm, train, FACTS, lambda which: True)) == sorted(known)
 
 
 @pytest.mark.parametrize(
@@ -101,7 +102,7 @@ def test_routines_of_tile_registers_are_told(
 ) -> None:
     monkeypatch.setattr(product, "has_tiles", lambda: True)
     x, w = (torch.randn(n, 8).to(torch.bfloat16) for n in (rows, 6))
-    told = expected_groups(graph_of(F.linear, x, w), False, lambda which: True)
+    told = expected_groups(graph_of(F.linear, x, w), False, FACTS, lambda which: True)
     assert told == [Group.of(name, torch.bfloat16)]
 
 
@@ -115,7 +116,7 @@ def test_small_images_and_steps_are_told(train: bool, monkeypatch: pytest.Monkey
         gm = graph_of(lambda x, w: F.conv2d(x, w, **options), x, w)
         return [
             g.name
-            for g in expected_groups(gm, train, lambda which: True)
+            for g in expected_groups(gm, train, FACTS, lambda which: True)
             if g.name.startswith("im2col")
         ]
 
@@ -130,7 +131,9 @@ def test_small_images_and_steps_are_told(train: bool, monkeypatch: pytest.Monkey
     assert told(32, 60, stride=2) == (["im2col"] if train else []), "the gradient of images"
     gm = graph_of(depthwise, torch.randn(1, 32, 9, 9), torch.randn(32, 1, 3, 3))
     names = ["depthwise_3", "depthwise_gradients_3"] if train else ["depthwise_3"]
-    assert expected_groups(gm, train, lambda which: True) == [Group(name, "") for name in names]
+    assert expected_groups(gm, train, FACTS, lambda which: True) == [
+        Group(name, "") for name in names
+    ]
 
 
 @pytest.mark.parametrize(
@@ -153,7 +156,9 @@ def test_convolutions_are_told_as_they_are_lowered(
     if "output_padding" in options:
         convolve = F.conv_transpose2d
     gm = graph_of(lambda x, w: convolve(x, w, **options), x, w)
-    assert expected_groups(gm, False, lambda which: True) == [Group(name, "") for name in names]
+    assert expected_groups(gm, False, FACTS, lambda which: True) == [
+        Group(name, "") for name in names
+    ]
 
 
 def test_routines_of_checkpointed_regions_are_told() -> None:
@@ -161,7 +166,7 @@ def test_routines_of_checkpointed_regions_are_told() -> None:
         return torch.utils.checkpoint.checkpoint(attend, x, use_reentrant=False)
 
     gm = graph_of(layer, torch.randn(1, 2, 8, 4, requires_grad=True))
-    assert ATTENTION in expected_groups(gm, False, lambda which: True)
+    assert ATTENTION in expected_groups(gm, False, FACTS, lambda which: True)
 
 
 @pytest.fixture

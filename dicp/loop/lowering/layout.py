@@ -90,12 +90,22 @@ def same_layout(shape: Sequence[Size], a: Sequence[Size], b: Sequence[Size]) -> 
 
 
 def normalized_strides(shape: Sequence[Size], strides: Sequence[Size]) -> tuple[Size, ...]:
-    """`strides`, with those of size-1 axes set as in a contiguous tensor of this axis order."""
+    """`strides`, with those of size-1 axes set to the extent of the axes after them.
+
+    PyTorch tells channels-last tensors from others by these, too.
+    """
     result = list(strides)
-    step: Size = 1
+    extent: Size = 1
     for axis in range(len(shape) - 1, -1, -1):
         if shape[axis] == 1:
-            result[axis] = step
-        else:
-            step = normal(result[axis] * shape[axis]) if result[axis] != 0 else step
+            result[axis] = extent
+        elif result[axis] != 0:
+            extent = _larger(extent, normal(result[axis] * shape[axis]), result[axis])
     return tuple(result)
+
+
+def _larger(extent: Size, outer: Size, stride: Size) -> Size:
+    """The extent with an axis more; channels of unknown size do not span the pixels after them."""
+    if isinstance(extent, int) and isinstance(outer, int):
+        return max(extent, outer)
+    return extent if stride == 1 != extent else outer

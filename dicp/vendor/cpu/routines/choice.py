@@ -63,6 +63,14 @@ class Options:
     output_padding: Sequence[Size]
     groups: int
 
+    def of_one_row(self) -> Options:
+        """Those of the 2-d convolution, of images of one row, that a 1-d convolution is."""
+        lists = (self.stride, self.padding, self.dilation, self.output_padding)
+        stride, padding, dilation, output_padding = (
+            (row, *values) for row, values in zip((1, 0, 1, 0), lists, strict=True)
+        )
+        return Options(stride, padding, dilation, self.transposed, output_padding, self.groups)
+
     def fit(self, x: Shaped, w: Shaped) -> bool:
         """Whether it has one or two spatial axes and is neither transposed nor depthwise."""
         return not self.transposed and len(x.shape) in (3, 4) and not self.is_depthwise(w)

@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import fx
 
+from dicp.target import Facts
 from dicp.torch_private import hint_of
 from dicp.vendor.cpu.calibration import ShapeClass, shape_class
 from dicp.vendor.cpu.routines import choice
@@ -31,20 +32,20 @@ ACTIVATIONS = (F.relu, F.gelu, F.silu, torch.relu, torch.tanh, torch.sigmoid, F.
 SOFTMAX = (F.softmax, torch.softmax, "softmax")
 BETWEEN = (F.dropout, torch.dropout, "to", "type_as", "float", "contiguous")
 """Operators allowed between attention's softmax and its product with values."""
-CONVOLUTIONS = (F.conv1d, F.conv2d)
+CONVOLUTIONS = (F.conv1d, F.conv2d, F.conv_transpose1d, F.conv_transpose2d)
 GRADIENTS = {"attention": "attention_gradients"}
 """Group -> the additional group that its gradients need."""
 
 
 def expected_groups(
-    gm: fx.GraphModule, train: bool, past_blas: Callable[[ShapeClass], bool]
+    gm: fx.GraphModule, train: bool, facts: Facts, past_blas: Callable[[ShapeClass], bool]
 ) -> list[Group]:
     """The groups that Dynamo's graph will call, judging by its operators; no duplicates.
 
-    `past_blas`: whether BLAS is the slower library for a class of products.
+    `facts`: the target's. `past_blas`: whether BLAS is the slower library for a class of products.
     """
     found: dict[Group, None] = {}
-    depthwise = any(map(_is_depthwise, _nodes(gm)))
+    last = any(_wants_channels_last(node, facts) for node in _nodes(gm))
     for node in _nodes(gm):
         value = _tensor(node)
         if value is None or value.dtype not in TYPES:
@@ -58,10 +59,8 @@ def expected_groups(
             ours = _has_own_kernel(node, value, past_blas)
             called = _groups_of_product(node, value, train) if ours else ()
         names: Iterable[str] = _with_gradients(called, train)
-        if _operator(node) in (*CONVOLUTIONS, F.conv_transpose2d):
-            # Images are channels last in bfloat16 and in graphs with a depthwise convolution.
-            last = value.ndim == 4 and (depthwise or value.dtype == torch.bfloat16)
-            names = _groups_of_convolution(node, value, last, train)
+        if _operator(node) in CONVOLUTIONS:
+            names = _groups_of_convolution(node, value, last, train, facts)
         found.update((Group.of(name, value.dtype), None) for name in names)
     return list(dict.fromkeys(without_parts(found).values()))
 
@@ -119,19 +118,21 @@ def _is_attention(node: fx.Node) -> bool:
     return isinstance(weights, fx.Node) and _operator(weights) in SOFTMAX
 
 
-def _is_depthwise(node: fx.Node) -> bool:
-    if _operator(node) not in CONVOLUTIONS:
-        return False
+def _wants_channels_last(node: fx.Node, facts: Facts) -> bool:
+    """Whether `node` is a 2-d convolution that makes those of its graph channels-last."""
     filters = _tensor(_argument(node, 1, "weight", None))
-    return filters is not None and filters.shape[1] == 1 != _argument(node, 6, "groups", 1)
+    if _operator(node) not in CONVOLUTIONS or filters is None or filters.ndim != 4:
+        return False
+    return facts.wants_channels_last(filters, _argument(node, 6, "groups", 1))
 
 
 def _groups_of_convolution(
-    node: fx.Node, out: torch.Tensor, last: bool, train: bool
+    node: fx.Node, out: torch.Tensor, last: bool, train: bool, facts: Facts
 ) -> Iterable[str]:
     """The groups that compute the result and, in training, both gradients.
 
-    The gradients of a transposed convolution are library calls.
+    `last`: whether images are channels last. The gradients of a transposed convolution are library
+    calls.
     """
     x, w = (_tensor(_argument(node, *which)) for which in ((0, "input", None), (1, "weight", None)))
     if x is None or w is None or x.ndim != out.ndim:
@@ -139,6 +140,11 @@ def _groups_of_convolution(
     if x.ndim == w.ndim - 1:  # an image without a batch
         x, out = x[None], out[None]
     how = _options(node, x, w)
+    if x.ndim == 3:
+        last = facts.is_conv2d(w, how.groups)
+    if x.ndim == 3 and last:
+        x, w, out = (tensor.unsqueeze(2) for tensor in (x, w, out))
+        how = how.of_one_row()
     fixed = (*w.shape, *how.stride, *how.padding, *how.dilation, how.groups)
     if not all(isinstance(size, int) for size in fixed):
         return
@@ -176,7 +182,7 @@ def _in_first_call(sizes: Iterable[Any]) -> list[int]:
 
 def _options(node: fx.Node, x: torch.Tensor, w: torch.Tensor) -> choice.Options:
     """The convolution's arguments besides its tensors; its padding may be a string."""
-    count, transposed = x.ndim - 2, _operator(node) is F.conv_transpose2d
+    count, transposed = x.ndim - 2, _operator(node) in (F.conv_transpose1d, F.conv_transpose2d)
     stride, padding, dilation, output_padding = (
         list(value) if isinstance(value, (tuple, list)) else [value] * count
         for value in (
