@@ -291,7 +291,7 @@ class GraphBuilder:
         if isinstance(value, sympy.Basic):
             if not value.is_number:
                 if value.is_integer:
-                    return ir.index_value(Index(normal(value)), dtype)
+                    return ir.opmath(ir.index_value(Index(normal(value))), dtype)
                 return ir.cast(symbolic_float(value), dtype)
             value = int(value) if value.is_Integer else float(value)
         if isinstance(value, complex) or converted(value, dtype) is None:
