@@ -1,37 +1,51 @@
-"""Errors of a target's own code: an exception that a rule or a run raises, and results of a rule
-that are not eager's."""
+"""Errors of a target's own code: an exception that a rule or a run raises, results of a rule that
+are not eager's, and results of other functions that are not what they must be."""
 
 from __future__ import annotations
 
+import inspect
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, NoReturn
+from types import FrameType
+from typing import Any, NoReturn, TypeVar
 
 import torch
 from torch import fx
 
-from dicp.errors import DicpError, RuleError, RunFailureError
+from dicp.errors import (
+    DicpError,
+    PrototypeError,
+    RuleError,
+    RunFailureError,
+    TargetFailureError,
+)
 from dicp.origin import call_of
-from dicp.rules import NoRule
+from dicp.rules import NoRule, RuleEntry
 from dicp.torch_private import is_tracing_error
 
-
-def rule_error(node: fx.Node, target: str, problem: str) -> RuleError:
-    """The error for a rule that has `problem` with a node."""
-    return RuleError(**call_of(node), target=target, problem=problem)
+T = TypeVar("T")
 
 
-def paired_results(node: fx.Node, result: Any, target: str) -> list[tuple[Any, torch.Tensor]]:
+class InvalidResult(Exception):
+    """What a rule returns is not what eager gives; `naming_rule` makes a RuleError of it."""
+
+    def __init__(self, result: Any, fake: Any) -> None:
+        given, wanted = described(result), described(fake)
+        given = f"a {type(result).__name__}, no Value," if given == wanted else given
+        super().__init__(f"returns {given} where eager gives {wanted}")
+
+
+def paired_results(node: fx.Node, result: Any) -> list[tuple[Any, torch.Tensor]]:
     """The results of a rule, paired with the node's tensors.
 
-    A result of several may be None. Raises RuleError for another number of results.
+    A result of several may be None. Raises InvalidResult for another number of results.
     """
     val = node.meta.get("val")
     if not isinstance(val, (tuple, list)):
         return [(result, val)] if isinstance(val, torch.Tensor) else []
     if not isinstance(result, (tuple, list)) or len(result) != len(val):
-        raise rule_error(node, target, f"returns {described(result)} for {len(val)} results")
+        raise InvalidResult(result, val)
     pairs = zip(result, val, strict=True)
     return [(r, v) for r, v in pairs if isinstance(v, torch.Tensor) and r is not None]
 
@@ -46,20 +60,74 @@ def described(value: Any) -> str:
 
 
 @contextmanager
-def naming_rule(node: fx.Node, target: str) -> Iterator[None]:
-    """Raises RuleError, which names the call, for what a target's rule for `node` raises.
+def naming_rule(node: fx.Node, target: str, entry: RuleEntry | None) -> Iterator[None]:
+    """Raises RuleError, which names the call, for what a target's rule for `node` raises, for
+    operators that it misuses and for results that are not eager's.
 
-    Errors of dicp's and of tracing, and NoRule, pass as they are.
+    Other errors of dicp's, errors of tracing, and NoRule, pass as they are.
     """
     try:
         yield
-    except (DicpError, NoRule):
-        raise
     except Exception as error:
-        if is_tracing_error(error):
+        problem = _problem(error)
+        if problem is None:
             raise
-        problem = f"raises {type(error).__name__}: {error}".rstrip(" .:")
-        raise rule_error(node, target, problem) from error
+        place = "" if entry is None else _place(entry, error)
+        raise RuleError(**call_of(node), target=target, problem=problem, place=place) from error
+
+
+def _problem(error: Exception) -> str | None:
+    """What a rule did wrong, in words; None for an error that passes as it is."""
+    match error:
+        case InvalidResult():
+            return str(error)
+        case PrototypeError():
+            return f"misuses the graph operator {error.operator}: {error.detail}"
+        case DicpError() | NoRule():
+            return None
+    return None if is_tracing_error(error) else f"raises {worded(error)}"
+
+
+def worded(error: Exception) -> str:
+    """`KeyError: 'x'`, for the middle of a sentence."""
+    return f"{type(error).__name__}: {error}".rstrip(" .:")
+
+
+def _place(entry: RuleEntry, error: Exception) -> str:
+    """The last line of the rule's file where `error` passed, else where the rule is defined."""
+    code = getattr(inspect.unwrap(entry.function), "__code__", None)
+    if code is None:
+        return ""
+    passed = _last_line(error, lambda frame: frame.f_code.co_filename == code.co_filename)
+    return passed or f"{code.co_filename}:{code.co_firstlineno}"
+
+
+def line_in(error: Exception, package: str) -> str:
+    """The last line of a package where `error` passed; empty if it passed none."""
+    return _last_line(
+        error, lambda frame: f"{frame.f_globals.get('__name__')}.".startswith(f"{package}.")
+    )
+
+
+def _last_line(error: Exception, wanted: Callable[[FrameType], bool]) -> str:
+    passed = [place for place in traceback.walk_tb(error.__traceback__) if wanted(place[0])]
+    return f"{passed[-1][0].f_code.co_filename}:{passed[-1][1]}" if passed else ""
+
+
+def result_of(target: Any, hook: str, result: T, kind: Any) -> T:
+    """The result of a function of a target's own; `kind`: its type, or several.
+
+    Raises TargetFailureError for another.
+    """
+    if isinstance(result, kind):
+        return result
+    kinds = kind if isinstance(kind, tuple) else (kind,)
+    wanted = " or ".join(each.__name__ for each in kinds)
+    code = inspect.unwrap(getattr(target, hook)).__code__
+    problem = f"returns {described(result)}, no {wanted}"
+    raise TargetFailureError(
+        target.name, hook, problem, f"{code.co_filename}:{code.co_firstlineno}"
+    )
 
 
 def raise_run_failure(
@@ -73,6 +141,6 @@ def raise_run_failure(
         raise error
     frames = traceback.extract_tb(error.__traceback__)
     called = frames[min(1, len(frames) - 1)]  # below the frame that caught it: the target's
-    problem = f"{type(error).__name__}: {error}".rstrip(" .:")
+    problem = worded(error)
     place = f"{called.filename}:{called.lineno}"
     raise RunFailureError(target, what, problem, place, sources) from error

@@ -10,6 +10,7 @@ from typing import TypeVar
 
 from dicp.config import Config
 from dicp.errors import DicpError, FallbackWarning, TargetFailureError, UnsupportedOperatorError
+from dicp.rule_errors import worded
 from dicp.target import Target
 from dicp.torch_private import TorchDynamoException
 
@@ -43,8 +44,7 @@ def _failure_of(target: Target, error: Exception) -> TargetFailureError | None:
     places = list(_own_calls(target, error))
     if not places:
         return None
-    problem = f"{type(error).__name__}: {error}".rstrip(" .:")
-    return TargetFailureError(target.name, places[0][0], problem, places[-1][1])
+    return TargetFailureError(target.name, places[0][0], f"raises {worded(error)}", places[-1][1])
 
 
 def _own_calls(target: Target, error: Exception) -> Iterator[tuple[str, str]]:

@@ -26,6 +26,7 @@ from dicp.dynamo_bridge.observe import GraphReport
 from dicp.dynamo_bridge.provenance import dynamo_nodes
 from dicp.dynamo_bridge.thresholds import MAX_VARIANTS
 from dicp.origin import Origin, Place, user_places
+from dicp.rule_errors import result_of
 from dicp.target import Artifact, KernelReport, NodeReport, Target
 from dicp.torch_private import ShapeFacts, disable_current_modes, is_object
 from dicp.version import VERSION
@@ -131,7 +132,7 @@ def identity_of(target: Target, config: Config) -> str:
         torch.__version__,
         str(torch.get_default_dtype()),
         target.name,
-        target.fingerprint(config),
+        result_of(target, "fingerprint", target.fingerprint(config), str),
         config.key(target.options),
         adaptor_text(target, config),
     )

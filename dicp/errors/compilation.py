@@ -66,17 +66,25 @@ class _CallError(DicpError):
 
 
 class RuleError(_CallError):
-    """A target's rule for an operator raised an exception, or returned an invalid result."""
+    """A target's rule for an operator raised an exception, or returned an invalid result.
+    `place` is the rule's line."""
+
+    def __init__(self, *call: Any, place: str = "", **named: Any) -> None:
+        self.place = place
+        super().__init__(*call, **named)
 
     def _message(self, call: str) -> str:
+        place = f" at {self.place}" if self.place else ""
         return (
-            f": the rule for {call} {self.problem}.{at(self.user_line)} Fix the rule, or report "
-            f"it; until then eager_ops={self.op!r} (DICP_EAGER_OPS) runs the operator eagerly."
+            f": the rule for {call} {self.problem}.{at(self.user_line)} Fix the rule{place}, or "
+            f"report it; until then eager_ops={self.op!r} (DICP_EAGER_OPS) runs the operator "
+            "eagerly."
         )
 
 
 class TargetFailureError(DicpError):
-    """A function of a target's own raised an exception, the cause of this error."""
+    """A function of a target's own raised an exception, the cause of this error, or returned what
+    it must not."""
 
     def __init__(self, target: str, hook: str, problem: str, place: str) -> None:
         self.target = target
@@ -84,7 +92,7 @@ class TargetFailureError(DicpError):
         self.problem = problem
         self.place = place
         super().__init__(
-            f"target {target!r}: {hook} raises {problem}, at {place}. Fix the target there, or "
+            f"target {target!r}: {hook} {problem}, at {place}. Fix the target there, or "
             "report it; until then on_compile_error='eager' (DICP_ON_COMPILE_ERROR) runs the model "
             "eagerly."
         )

@@ -14,7 +14,6 @@ from torch.fx.node import map_aggregate, map_arg
 
 from dicp.domains import outside_domain
 from dicp.effects import is_view, never_copies
-from dicp.errors import InferenceMismatchError
 from dicp.graphop.bounds import IndexChecks
 from dicp.graphop.builder import Builder
 from dicp.graphop.operators import Ops
@@ -22,9 +21,9 @@ from dicp.graphop.program import EagerCall, Item, Restride, Result, Slot, Value,
 from dicp.graphop.strides import dense_order, inverse
 from dicp.indices import Site
 from dicp.operator_choice import ASKED_EAGER, check_eager, kept_eager
-from dicp.origin import origin_of, user_line
-from dicp.rule_errors import described, naming_rule, paired_results, rule_error
-from dicp.rules import NoRule, RuleTable
+from dicp.origin import origin_of
+from dicp.rule_errors import InvalidResult, naming_rule, paired_results
+from dicp.rules import NoRule, RuleEntry, RuleTable
 from dicp.target import Decision, LowerContext, NodeReport, unreadable
 from dicp.torch_private import (
     OpOverload,
@@ -137,9 +136,10 @@ class Lowering:
         decision = self._decision(node)
         result: Any = None
         if decision.kind not in ("eager", "library"):
+            entry = self.rules.get(node.target)
             try:
-                with naming_rule(node, self.context.target):
-                    result = self._convert(node, val)
+                with naming_rule(node, self.context.target, entry):
+                    result = self._convert(node, entry, val)
             except NoRule as reason:  # nodes that the rule has emitted so far stay unused
                 decision = Decision("eager", str(reason))
         if decision.kind == "eager":
@@ -188,8 +188,7 @@ class Lowering:
         reason = unreadable(node)
         return Decision("eager", reason) if reason else self.decide(node)
 
-    def _convert(self, node: fx.Node, val: Any) -> Any:
-        rule = self.rules.get(node.target)
+    def _convert(self, node: fx.Node, rule: RuleEntry | None, val: Any) -> Any:
         if rule is None:
             raise NoRule("no rule for this operator")
         self.builder.meta = val
@@ -205,10 +204,10 @@ class Lowering:
         for site in sites:
             self._checks.add(node, site, self.value(self.env[site.node]))  # type: ignore[union-attr]
         if not isinstance(val, (tuple, list)):
-            entry = self._checked(node, result, val)
+            entry = self._checked(result, val)
             entry.base = self._base(node)
             return entry
-        paired_results(node, result, self.context.target)
+        paired_results(node, result)
         base = self._base(node)
         entries: list[Entry | None] = []
         for index, (one, fake) in enumerate(zip(result, val, strict=True)):
@@ -217,7 +216,7 @@ class Lowering:
             if one is None or fake is None:
                 entries.append(None)
                 continue
-            entry = self._checked(node, one, fake)
+            entry = self._checked(one, fake)
             entry.base = base
             entries.append(entry)
         return entries
@@ -234,18 +233,13 @@ class Lowering:
 
         return self._map(given, value)
 
-    def _checked(self, node: fx.Node, value: Value, fake: torch.Tensor) -> Entry:
-        """`value` for the FX tensor `fake`; raises InferenceMismatchError if they differ."""
-        if not isinstance(value, Value):
-            problem = f"returns {described(value)} where eager gives {described(fake)}"
-            raise rule_error(node, self.context.target, problem)
-        where = f"{node.name} ({node.target}) at {user_line(node)}"
-        if value.dtype != fake.dtype:
-            raise InferenceMismatchError(where, "dtype", fake.dtype, value.dtype)
-        if value.ndim != fake.dim() or not all(
-            _may_be_same(self.builder, a, b) for a, b in zip(value.shape, fake.shape, strict=True)
-        ):
-            raise InferenceMismatchError(where, "shape", tuple(fake.shape), value.shape)
+    def _checked(self, value: Any, fake: torch.Tensor) -> Entry:
+        """`value` for the FX tensor `fake`; raises InvalidResult if they differ."""
+        alike = isinstance(value, Value) and value.dtype == fake.dtype
+        pairs = zip(value.shape, fake.shape, strict=False) if alike else ()
+        same = all(_may_be_same(self.builder, a, b) for a, b in pairs)
+        if not alike or not same or value.ndim != fake.dim():
+            raise InvalidResult(value, fake)
         return Entry(fake, value=value)
 
     def _base(self, node: fx.Node) -> Entry | None:

@@ -35,7 +35,7 @@ from dicp.graphop.text import Text
 from dicp.graphop.thresholds import MAX_PADDED
 from dicp.origin import Origin
 from dicp.outline import Outline
-from dicp.rule_errors import raise_run_failure
+from dicp.rule_errors import raise_run_failure, result_of
 from dicp.serialize import evaluate_size
 from dicp.specializations import Specializations
 from dicp.target import (
@@ -169,6 +169,7 @@ class GraphTarget(RuleTarget):
         """The program in which the nodes in `refused` run eagerly."""
         config = context.config
         builder = self.make_builder(_fake_mode(gm), config)
+        result_of(self, "make_builder", builder, Builder)
 
         def decide(node: fx.Node) -> Decision:
             if node.name in refused:
@@ -215,7 +216,10 @@ class GraphTarget(RuleTarget):
     # ---- render and build -----------------------------------------------------------------------
 
     def render(self, program: GraphProgram, config: Config) -> Source:
-        texts = {graph.name: self.render_graph(graph, config) for graph in program.graphs}
+        texts = {
+            graph.name: result_of(self, "render_graph", self.render_graph(graph, config), str)
+            for graph in program.graphs
+        }
         return Source(texts, lambda: {f"{name}.cpp": text for name, text in texts.items()})
 
     def build(
@@ -260,7 +264,8 @@ class GraphTarget(RuleTarget):
 
         def build() -> dict[str, bytes]:
             with disable_current_modes():
-                return dict(self.compile(unit, cache, config))
+                files = result_of(self, "compile", self.compile(unit, cache, config), Mapping)
+                return {k: result_of(self, "compile", v, bytes) for k, v in files.items()}
 
         return cache.get_or_build(UNIT, key, build)
 
@@ -268,7 +273,7 @@ class GraphTarget(RuleTarget):
         """The function that runs a compiled graph, which is compiled where the cache lacks it."""
         built = (cache.get(UNIT, key) if key else None) or self._compiled(unit, cache, config)
         with disable_current_modes():
-            return self.launch(unit, built, cache, config)
+            return result_of(self, "launch", self.launch(unit, built, cache, config), Callable)
 
     def _located(self, error: GraphRejectedError, graph: Graph) -> GraphRejectedError:
         """The error with the operator that the compiler's message names, and where that comes

@@ -24,12 +24,13 @@ from dicp.loop.ir.kernel import Kernel
 from dicp.loop.lowering import RULES, Lowering
 from dicp.loop.outline import outline
 from dicp.loop.program import LoopProgram, ProgramBuilder, RenderedKernel, sources_of
-from dicp.loop.runtime.device import DeviceRuntime, OwnMemory, Pool
+from dicp.loop.runtime.device import DeviceRuntime, Native, OwnMemory, Pool
 from dicp.loop.runtime.executable import LoopExecutable
 from dicp.loop.runtime.host_memory import HostMemory
 from dicp.loop.schedule.groups import CrossRow
 from dicp.loop.schedule.kernels import Schedule, Step, schedule
 from dicp.outline import Outline
+from dicp.rule_errors import result_of
 from dicp.rules import RuleTable
 from dicp.target import (
     Artifact,
@@ -148,7 +149,7 @@ class LoopTarget(RuleTarget):
         graph = lowering.run()
         steps = list(self.schedule(gm, graph, device, config))
         rendered = {
-            k: self.render_kernel(step, config)
+            k: result_of(self, "render_kernel", self.render_kernel(step, config), RenderedKernel)
             for k, step in enumerate(steps) if not isinstance(step, Call)
         }  # fmt: skip
         builder = ProgramBuilder(Schedule(graph, steps))
@@ -164,6 +165,7 @@ class LoopTarget(RuleTarget):
     def build(self, program: LoopProgram, source: Source, cache: Cache, config: Config) -> Artifact:
         with disable_current_modes():
             units = self.compile(KernelSources(program.serialized, source.texts), cache, config)
+        result_of(self, "compile", units, Mapping)
         steps = program.serialized["steps"] if self.bakes_lines else ()
         baked = tuple(at for step in steps for _, at in step.get("sites", ()) if at)
         plain = {"program": program.serialized, "texts": source.texts}
@@ -180,6 +182,7 @@ class LoopTarget(RuleTarget):
         sources = KernelSources(program, texts, artifact.units)
         with disable_current_modes():
             runtime = self.runtime(sources, cache, config)
+        result_of(self, "runtime", runtime, (DeviceRuntime, Native))
         memory = self.pool(sources.device) if pool is None else pool
         return LoopExecutable(program, runtime, memory, artifact.objects, self.name)
 

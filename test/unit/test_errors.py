@@ -147,13 +147,15 @@ CASES: list[tuple[DicpError, str]] = [
             "chip",
             "a.py:3",
             "raises KeyError: 'x'",
+            place="chip/rules.py:7",
         ),
         "target 'chip': the rule for aten.relu.default(torch.float32[2, 3]) raises KeyError: 'x'. "
-        "At: a.py:3. Fix the rule, or report it; until then eager_ops='aten.relu.default' "
+        "At: a.py:3. Fix the rule at chip/rules.py:7, or report it; until then "
+        "eager_ops='aten.relu.default' "
         "(DICP_EAGER_OPS) runs the operator eagerly.",
     ),
     (
-        TargetFailureError("chip", "render_kernel", "KeyError: 'x'", "chip/kernel.py:7"),
+        TargetFailureError("chip", "render_kernel", "raises KeyError: 'x'", "chip/kernel.py:7"),
         "target 'chip': render_kernel raises KeyError: 'x', at chip/kernel.py:7. Fix the target "
         "there, or report it; until then on_compile_error='eager' (DICP_ON_COMPILE_ERROR) runs "
         "the model eagerly.",

@@ -11,6 +11,7 @@ import pytest
 import torch
 from support.packages import NAMES, compiled, folder, target
 
+from dicp import Backend
 from dicp.errors import (
     FallbackWarning,
     RuleError,
@@ -19,6 +20,7 @@ from dicp.errors import (
     SimulatorWarning,
     TargetFailureError,
 )
+from dicp.rules import RuleTable
 
 aten = torch.ops.aten
 pytestmark = pytest.mark.filterwarnings("ignore", category=SimulatorWarning)
@@ -26,9 +28,9 @@ __all__ = ["folder", "target"]
 
 
 def with_rule(target: Any, op: Any, rule: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    rules = target.rules.merged()
-    rules.add(op, rule)
-    monkeypatch.setattr(type(target), "rules", rules)
+    own = RuleTable()
+    own.add(op, rule)
+    monkeypatch.setattr(type(target), "rules", target.rules.merged(own))
 
 
 def broken(b: Any, x: Any) -> Any:
@@ -42,8 +44,11 @@ def wide(b: Any, x: Any) -> Any:
 FAULTS = {
     "raises": (broken, "raises KeyError: 'no such key'"),
     "nothing": (lambda b, x: None, r"returns None where eager gives float32\[2, 3\]"),
-    "dtype": (wide, "float64"),
+    "dtype": (wide, r"returns float64\[2, 3\] where eager gives float32\[2, 3\]"),
     "number": (lambda b, x: 4.0, r"returns float where eager gives float32\[2, 3\]"),
+    "tensor": (lambda b, x: torch.ones(2, 3), "Tensor, no Value, where eager gives"),
+    "sizes": (lambda b, x: b.reshape(x, [3, 2]), r"returns float32\[3, 2\] where eager gives"),
+    "rank": (lambda b, x: b.reshape(x, [6]), r"returns float32\[6\] where eager gives"),
 }
 
 
@@ -56,16 +61,40 @@ def test_a_rule_s_fault_names_operator_operands_target_and_line(
     with pytest.raises(Exception, match=problem) as caught:
         compiled(target, lambda x: torch.relu(x) * 2)(torch.randn(2, 3))
     message = str(caught.value)
-    assert "aten.relu.default" in message and "test_vendor_faults.py:" in message
-    if fault == "dtype" and target.name == NAMES["graph"]:
-        return  # the graph family compares what the operators infer
-    assert repr(target.name) in message and "float32[2, 3]" in message
+    assert "aten.relu.default(torch.float32[2, 3])" in message and repr(target.name) in message
+    assert (
+        message.count("test_vendor_faults.py:") == 2 and f"Fix the rule at {__file__}:" in message
+    )
     assert "RuleError" in message or isinstance(caught.value, RuleError)
+
+
+@pytest.mark.parametrize("symbolic", [False, True])
+def test_wrong_sizes_of_a_rule_are_found_whether_they_are_symbolic(
+    symbolic: bool, target: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with_rule(target, aten.t.default, lambda b, x: x, monkeypatch)
+    with_rule(target, aten.permute.default, lambda b, x, order: x, monkeypatch)
+    fn = torch.compile(lambda x: x.t() * 2, backend=Backend(target.name, cache=False),
+                       dynamic=symbolic)  # fmt: skip
+    with pytest.raises(Exception, match=r"returns float32\[.* where eager gives float32\["):
+        fn(torch.randn(5, 3))
+
+
+def test_a_graph_operator_that_a_rule_misuses_is_named(
+    target: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if target.name != NAMES["graph"]:
+        return
+    with_rule(target, aten.relu.default, lambda b, x: b.op("Relu", x, alpha=1), monkeypatch)
+    problem = r"\(torch.float32\[2\]\) misuses the graph operator Relu: it has no attribute 'alpha'"
+    with pytest.raises(Exception, match=problem) as caught:
+        compiled(target, torch.relu)(torch.randn(2))
+    assert f"Fix the rule at {__file__}:" in str(caught.value)
 
 
 def test_a_rule_with_too_few_results_is_named(target: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     with_rule(target, aten.sort.default, lambda b, x, *rest: [x], monkeypatch)
-    problem = r"aten.sort.default\(torch.float32\[5\]\) returns 1 results for 2 results"
+    problem = r"aten.sort.default\(torch.float32\[5\]\) returns 1 results where eager gives 2"
     with pytest.raises(Exception, match=problem):
         compiled(target, lambda x: torch.sort(x)[0])(torch.randn(5))
 
@@ -174,6 +203,35 @@ def test_what_a_hook_raises_names_target_hook_and_line(
             with pytest.warns(FallbackWarning, match=f"{hook} raises KeyError"):
                 found = compiled(target, torch.relu, on_compile_error="eager")(x)
             assert torch.equal(found, torch.relu(x)), hook
+
+
+RETURNS = {
+    "loop": ("fingerprint", "render_kernel", "compile", "runtime"),
+    "graph": ("fingerprint", "make_builder", "render_graph", "compile", "launch"),
+}
+
+
+@pytest.mark.parametrize("result", ["None", "7"])
+def test_what_a_hook_returns_is_checked(
+    result: str, target: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    family = next(family for family, name in NAMES.items() if name == target.name)
+    for hook in RETURNS[family]:
+        with monkeypatch.context() as patch:
+            text = f"def {hook}(self, *args, **kwargs):\n    return {result}\n"
+            file = break_hook(target, hook, text, patch)
+            torch.compiler.reset()
+            said = f"'{target.name}': {hook} returns (None|int), no [A-Za-z ]+, at {file}:1. Fix"
+            with pytest.raises(Exception, match=said):
+                compiled(target, torch.relu)(torch.randn(2, 3))
+
+
+def test_files_of_a_graph_compiler_are_bytes(target: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    if target.name == NAMES["graph"]:
+        text = "def compile(self, *args):\n    return {'graph.json': 'text'}\n"
+        break_hook(target, "compile", text, monkeypatch)
+        with pytest.raises(Exception, match="compile returns str, no bytes"):
+            compiled(target, torch.relu)(torch.randn(2, 3))
 
 
 def test_a_hook_that_takes_other_arguments_is_named(

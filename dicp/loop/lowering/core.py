@@ -25,7 +25,7 @@ from dicp.loop.lowering.layout import as_size, sizes_of, strides_of
 from dicp.loop.lowering.value import Value
 from dicp.operator_choice import ASKED_EAGER, check_eager, kept_eager
 from dicp.origin import origin_of
-from dicp.rule_errors import described, naming_rule, paired_results, rule_error
+from dicp.rule_errors import InvalidResult, naming_rule, paired_results
 from dicp.rules import NoRule, RuleEntry, RuleTable
 from dicp.target import LowerContext, NodeReport, unreadable
 from dicp.torch_private import OpOverload, expression_of, is_object, schema_of
@@ -135,7 +135,7 @@ class Lowering(GraphBuilder):
             entry = self.rules.get(node.target)
             mark, demands = len(self.graph.nodes), len(self.graph.requirements)
             try:
-                with naming_rule(node, self.context.target):
+                with naming_rule(node, self.context.target, entry):
                     result = self._apply(node, entry)
             except NoRule as reason:
                 dropped = {id(n) for n in self.graph.nodes[mark:]}
@@ -167,12 +167,18 @@ class Lowering(GraphBuilder):
         return result
 
     def _check_results(self, node: fx.Node, result: Any) -> None:
-        """Raises RuleError for results of another number, dtype or rank than eager's."""
-        for one, fake in paired_results(node, result, self.context.target):
-            as_eager = isinstance(one, Value) and one.dtype == fake.dtype
-            if not as_eager or one.ndim != fake.dim():
-                problem = f"returns {described(one)} where eager gives {described(fake)}"
-                raise rule_error(node, self.context.target, problem)
+        """Raises InvalidResult for results of another number, dtype or shape than eager's."""
+        for one, fake in paired_results(node, result):
+            alike = isinstance(one, Value) and one.dtype == fake.dtype
+            if not alike or not self._may_be_same(one.shape, sizes_of(fake.shape)):
+                raise InvalidResult(one, fake)
+
+    def _may_be_same(self, left: Sequence[Size], right: Sequence[Size]) -> bool:
+        """Equal sizes, or equal ones for the sizes that the graph was traced with."""
+        if left == right or len(left) != len(right):
+            return left == right
+        pairs = zip(self.first_sizes(left), self.first_sizes(right), strict=True)
+        return all(a == b or not (isinstance(a, int) and isinstance(b, int)) for a, b in pairs)
 
     def _report(self, node: fx.Node, decision: Any) -> None:
         if isinstance(node.target, OpOverload) or decision.kind == "eager":

@@ -6,7 +6,7 @@ import ctypes
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 
@@ -39,6 +39,7 @@ class Segment(Protocol):
         """0, or 1 where the kernel at `position` reported an error."""
 
 
+@runtime_checkable
 class DeviceRuntime(Protocol):
     """A device's loaded kernels, ready to launch."""
 
