@@ -16,6 +16,14 @@ def discover() -> dict[str, EntryPoint]:
     return {point.name: point for point in entry_points(group=TARGET_GROUP)}
 
 
+def rivals(name: str) -> list[str]:
+    """The packages that register different targets under one name; empty where one does."""
+    points = {p.value: p for p in entry_points(group=TARGET_GROUP) if p.name == name}
+    packages = [f"{p.dist.name} {p.dist.version}" if p.dist else "?" for p in points.values()]
+    found = [f"{package} ({value})" for package, value in zip(packages, points, strict=True)]
+    return found if len(found) > 1 else []
+
+
 def target_name(backend: str) -> str:
     """The installed target that a target's or a backend's name ("xgraph" for "x") stands for.
 

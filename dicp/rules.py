@@ -29,14 +29,19 @@ class RuleEntry:
 
 
 class RuleTable:
-    """Rules by operator; filled when its module is imported, then only read."""
+    """Rules by operator; filled when its module is imported, then only read. A table has one rule
+    for an operator; `merged` lays another table's over it."""
 
     def __init__(self) -> None:
         self._rules: dict[Any, RuleEntry] = {}
         self._named: dict[str, RuleEntry] = {}
 
     def register(self, *ops: Any, kind: DecisionKind = "compiled") -> Callable[[Rule], Rule]:
-        """Register a rule for overloads, or for every overload of an overload packet."""
+        """Register a rule for overloads, or for every overload of an overload packet.
+
+        Raises TypeError and ValueError as `add`.
+        """
+        _check_operators(ops)
 
         def add(function: Rule) -> Rule:
             for op in ops:
@@ -48,13 +53,15 @@ class RuleTable:
     def add(self, op: Any, function: Rule, kind: DecisionKind = "compiled") -> None:
         """A rule for one overload or packet.
 
-        Raises TypeError for anything else, ValueError for a kind that is none of DecisionKind.
+        Raises TypeError for anything else, ValueError for a kind that is none of DecisionKind and
+        for an operator that has a rule.
         """
-        if not isinstance(op, (OpOverload, OpOverloadPacket)):
-            raise TypeError(f"a rule is for an operator such as torch.ops.aten.sqrt, not {op!r}")
+        _check_operators([op])
         if kind not in get_args(DecisionKind):
             raise ValueError(f"{kind!r} is none of {', '.join(get_args(DecisionKind))}")
         for overload in functional_overloads(op):
+            if overload in self._rules:
+                raise ValueError(f"{overload} has a rule in this table; `merged` replaces it")
             self._rules[overload] = RuleEntry(function, kind)
 
     def update(self, rules: Mapping[Any, Rule]) -> None:
@@ -108,6 +115,12 @@ class RuleTable:
 
     def ops(self) -> frozenset[Any]:
         return frozenset(self._rules)
+
+
+def _check_operators(ops: Iterable[Any]) -> None:
+    for op in ops:
+        if not isinstance(op, (OpOverload, OpOverloadPacket)):
+            raise TypeError(f"a rule is for an operator such as torch.ops.aten.sqrt, not {op!r}")
 
 
 def functional_overloads(op: Any) -> Iterable[Any]:

@@ -13,18 +13,24 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any, Protocol
+from typing import Any, Protocol, get_origin, get_type_hints
 
 import torch
 from torch import fx
 
 from dicp.cache import Cache
-from dicp.config import OPTIONS, Config, Option
-from dicp.discovery import discover
-from dicp.errors import InvalidTargetError, SimulatorWarning, TargetNotFoundError
+from dicp.config import OPTIONS, Config, Kind, Option
+from dicp.discovery import discover, rivals
+from dicp.errors import (
+    ConfigValueError,
+    InvalidTargetError,
+    SimulatorWarning,
+    TargetNotFoundError,
+)
 from dicp.fused_attention import FusedAttention
 from dicp.origin import Origin
 from dicp.outline import Outline
+from dicp.rule_errors import line_in, worded
 from dicp.rules import DecisionKind, RuleTable
 from dicp.torch_private import OpOverload
 
@@ -359,10 +365,14 @@ def find_target(name: str) -> Target:
     if name not in points:
         raise TargetNotFoundError(name, sorted(points))
     point = points[name]
+    if packages := rivals(name):
+        problem = f"several packages register the name: {', '.join(packages)}"
+        raise InvalidTargetError(name, point.value, [problem])
     try:
         target = point.load()()
     except Exception as error:
-        problem = f"loading it raises {type(error).__name__}: {error}"
+        place = line_in(error, point.module.partition(".")[0])
+        problem = f"loading it raises {worded(error)}{place and f', at {place}'}"
         raise InvalidTargetError(name, point.value, [problem]) from error
     problems = list(_problems(target, name))
     if problems:
@@ -373,9 +383,15 @@ def find_target(name: str) -> Target:
 _EXPECTED: dict[str, type] = {
     "name": str, "device_type": str, "facts": Facts, "priority": int, "options": Sequence,
 }  # fmt: skip
-_FACTS = {
+_FACTS = get_type_hints(Facts)
+_MEMBERS = {
     "dtypes": (torch.dtype, "torch.dtype"),
+    "channels_last": (torch.dtype, "torch.dtype"),
+    "channels_last_depthwise": (torch.dtype, "torch.dtype"),
     "keep": (OpOverload, "overloads such as torch.ops.aten.sqrt.default"),
+    "fusions": (str, "names"),
+    "frozen_fusions": (str, "names"),
+    "attention": (FusedAttention, "dicp.fused_attention.FusedAttention"),
 }
 """Fact -> the type of its members, and what a message calls it."""
 
@@ -390,12 +406,34 @@ def _problems(target: Any, name: str) -> Iterator[str]:
     yield from (f"its {attribute} is not a {expected[attribute].__name__}" for attribute in wrong)
     if getattr(target, "name", name) != name:
         yield f"it calls itself {target.name!r}, unlike its entry point"
-    for fact, (kind, described) in _FACTS.items() if "facts" not in wrong else ():
-        unknown = [str(f) for f in getattr(target.facts, fact) if not isinstance(f, kind)]
-        if unknown:
-            yield f"facts.{fact} holds {', '.join(unknown)}, not {described}"
-    for option in target.options if "options" not in wrong else ():
-        if not isinstance(option, Option):
+    if "facts" not in wrong:
+        yield from _problems_of_facts(target.facts)
+    if "options" not in wrong:
+        yield from _problems_of_options(target.options)
+
+
+def _problems_of_facts(facts: Facts) -> Iterator[str]:
+    for fact, hint in _FACTS.items():
+        value, kind = getattr(facts, fact), get_origin(hint) or hint
+        if not isinstance(value, kind):
+            yield f"facts.{fact} is a {type(value).__name__}, not a {kind.__name__}"
+        elif fact in _MEMBERS:
+            member, described = _MEMBERS[fact]
+            held = value.values() if isinstance(value, Mapping) else value
+            if unknown := [str(v) for v in held if not isinstance(v, member)]:
+                yield f"facts.{fact} holds {', '.join(unknown)}, not {described}"
+
+
+def _problems_of_options(options: Sequence[Any]) -> Iterator[str]:
+    taken = {word for option in OPTIONS for word in (option.name, *option.environment)}
+    for option in options:
+        if not isinstance(option, Option) or not isinstance(option.kind, Kind):
             yield f"option {option!r} is not made by dicp.config.vendor_option"
-        elif option.name in {shared.name for shared in OPTIONS}:
-            yield f"option {option.name!r} is one of dicp's own"
+            continue
+        own = {option.name, *option.environment}
+        yield from (f"option {option.name!r}: {word!r} is another's" for word in own & taken)
+        taken |= own
+        try:
+            option.parse(option.default, f"the default of option {option.name!r}")
+        except ConfigValueError as error:
+            yield str(error).rstrip(".")

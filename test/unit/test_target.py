@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import itertools
+import re
 import sys
 from importlib.metadata import EntryPoint
 from pathlib import Path
@@ -74,6 +75,26 @@ BROKEN = {
         chip("keep", facts=Facts(FACTS.dtypes, keep=frozenset({"aten.sqrt"}))),
         "facts.keep holds aten.sqrt, not overloads such as",
     ),
+    "keep_list": (
+        chip("keep_list", facts=Facts(FACTS.dtypes, keep=[])),  # type: ignore[arg-type]
+        "facts.keep is a list, not a frozenset",
+    ),
+    "fusions_text": (
+        chip("fusions_text", facts=Facts(FACTS.dtypes, fusions="gelu")),  # type: ignore[arg-type]
+        "facts.fusions is a str, not a frozenset",
+    ),
+    "attention_list": (
+        chip("attention_list", facts=Facts(FACTS.dtypes, attention=["x"])),  # type: ignore[arg-type]
+        "facts.attention is a list, not a Mapping",
+    ),
+    "attention_text": (
+        chip("attention_text", facts=Facts(FACTS.dtypes, attention={"x": "any"})),  # type: ignore[dict-item]
+        "facts.attention holds any, not dicp.fused_attention.FusedAttention",
+    ),
+    "channels_last": (
+        chip("channels_last", facts=Facts(FACTS.dtypes, channels_last=frozenset({"bfloat16"}))),  # type: ignore[arg-type]
+        "facts.channels_last holds bfloat16, not torch.dtype",
+    ),
     "rules": (chip("rules", rules={}), "its rules is not a RuleTable"),
     "priority": (chip("priority", priority="high"), "its priority is not a int"),
     "options": (chip("options", options=None), "its options is not a Sequence"),
@@ -83,7 +104,26 @@ BROKEN = {
             "shared_option",
             options=[vendor_option("fuse", BOOLEAN, "DICP_CHIP_FUSE", "x", default=False)],
         ),
-        "option 'fuse' is one of dicp's own",
+        "option 'fuse': 'fuse' is another's",
+    ),
+    "variable": (
+        chip("variable", options=[vendor_option("f", BOOLEAN, "DICP_FUSE", "x", default=False)]),
+        "option 'f': 'DICP_FUSE' is another's",
+    ),
+    "option_twice": (
+        chip(
+            "option_twice",
+            options=[vendor_option("f", COUNT, f"DICP_F{k}", "x", default=0) for k in range(2)],
+        ),
+        "option 'f': 'f' is another's",
+    ),
+    "default": (
+        chip("default", options=[vendor_option("f", COUNT, "DICP_F", "x", default="two")]),
+        "the default of option 'f' is 'two'; expected a whole number",
+    ),
+    "kind": (
+        chip("kind", options=[vendor_option("f", int, "DICP_F", "x", default=0)]),  # type: ignore[arg-type]
+        "is not made by dicp.config.vendor_option",
     ),
     "fusion": (
         chip("fusion", facts=Facts(FACTS.dtypes, fusions=frozenset({"gelo"}))),
@@ -109,7 +149,10 @@ BROKEN = {
         ),
         r"it states attention on 'x' and has no rule for aten\._scaled_dot_product",
     ),
-    "raises": (lambda: 1 // 0, "loading it raises ZeroDivisionError"),
+    "raises": (
+        lambda: 1 // 0,
+        rf"loading it raises ZeroDivisionError: .*, at {re.escape(__file__)}:\d+\. Fix",
+    ),
 }
 
 
@@ -129,9 +172,42 @@ def test_a_rule_for_what_is_no_operator_is_refused(op: Any) -> None:
         RuleTable().register(op)(lambda builder, x: x)
 
 
+def test_a_decorator_without_a_call_is_refused() -> None:
+    with pytest.raises(TypeError, match="a rule is for an operator such as"):
+
+        @RuleTable().register
+        def sqrt(builder: Any, x: Any) -> Any:
+            return x
+
+
+def test_a_table_has_one_rule_for_an_operator() -> None:
+    aten = torch.ops.aten
+    table, other = RuleTable(), RuleTable()
+    table.add(aten.add, lambda builder, x: x)
+    with pytest.raises(ValueError, match=r"aten\.add\.Tensor has a rule in this table; `merged`"):
+        table.add(aten.add.Tensor, lambda builder, x: x)
+    other.add(aten.add.Tensor, lambda builder, x: None)
+    found = table.merged(other).get(aten.add.Tensor)
+    assert found is not None and found.function(None, 1) is None
+
+
 def test_a_rule_of_an_unknown_kind_is_refused() -> None:
     with pytest.raises(ValueError, match="'compile' is none of compiled, library, view, eager"):
         RuleTable().add(torch.ops.aten.sqrt.default, lambda builder, x: x, "compile")  # type: ignore[arg-type]
+
+
+def test_packages_that_register_one_name_are_listed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for package in ("acme", "zenith"):
+        info = tmp_path / f"{package}_dicp-2.0.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(f"Name: {package}-dicp\nVersion: 2.0\n")
+        (info / "entry_points.txt").write_text(f"[dicp.targets]\nrocket = {package}:Rocket\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    both = r"several packages register the name: (acme|zenith)-dicp 2\.0 \(\1:Rocket\), "
+    with pytest.raises(InvalidTargetError, match=both):
+        find_target("rocket")
 
 
 def test_the_highest_priority_has_the_device_and_broken_targets_are_passed_over(
