@@ -56,7 +56,9 @@ class TimedExecutable:
 
     def _measured(self, inputs: Sequence[Any], device: torch.device) -> dict[str, Any]:
         arguments = [
-            _copy(value) if k in self.overwritten and isinstance(value, torch.Tensor) else value
+            copied_as_laid_out(value)
+            if k in self.overwritten and isinstance(value, torch.Tensor)
+            else value
             for k, value in enumerate(inputs)
         ]
         clock = StepClock(device)
@@ -123,8 +125,10 @@ def _restored_generators(device: torch.device) -> Iterator[None]:
             yield
 
 
-def _copy(tensor: torch.Tensor) -> torch.Tensor:
+def copied_as_laid_out(tensor: torch.Tensor) -> torch.Tensor:
     """A tensor with the same sizes, strides and offset in a copy of the storage."""
+    if tensor.layout != torch.strided or tensor.is_conj() or tensor.is_neg():
+        return tensor.clone()
     storage = tensor.untyped_storage().clone()
     empty = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
     return empty.set_(storage, tensor.storage_offset(), tensor.shape, tensor.stride())

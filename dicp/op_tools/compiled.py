@@ -23,6 +23,7 @@ import torch
 from torch import fx
 
 from dicp.dynamo_bridge.inspection import InspectedGraph, register_inspector
+from dicp.dynamo_bridge.timed import copied_as_laid_out
 from dicp.effects import is_view
 from dicp.errors import OverflowFoundError
 from dicp.op_tools.autocompare import OpAutoCompare, Record
@@ -202,7 +203,7 @@ class CompiledGraphs:
         alone.output_node().meta = dict(graph.gm.graph.output_node().meta)
         executable, _ = graph.compile(fx.GraphModule(graph.gm, alone))
         values = dict(zip((n.name for n in placeholders(graph.gm)), before, strict=True))
-        given = [values[n.name].clone() for n in user.all_input_nodes]
+        given = [copied_as_laid_out(values[n.name]) for n in user.all_input_nodes]
         executable(list(given))
         pairs = zip(user.all_input_nodes, given, strict=True)
         return any(n is node and not same_values(values[n.name], g) for n, g in pairs)
@@ -267,19 +268,28 @@ def copied_inputs(graph: InspectedGraph, inputs: Sequence[Any], every: bool = Fa
     changed = mutated_inputs(graph.captured) | mutated_inputs(graph.gm)
     nodes = placeholders(graph.gm)
     return [
-        value.clone()
+        copied_as_laid_out(value)
         if (every or node.name in changed) and isinstance(value, torch.Tensor)
         else value
         for node, value in zip(nodes, inputs, strict=True)
     ]
 
 
-def _crossing(graph: InspectedGraph) -> set[str]:
-    """The nodes whose tensors pass from one kernel to another, to a call or out of the graph."""
+def _homes(graph: InspectedGraph, kernels: Sequence[KernelReport]) -> dict[str, set[int]]:
+    """The numbers of the kernels that compute each node, or the call that it is a result of."""
     homes: dict[str, set[int]] = {}
-    for number, kernel in enumerate(graph.kernels):
+    for number, kernel in enumerate(kernels):
         for origin in kernel.origins:
             homes.setdefault(origin.node, set()).add(number)
+    for node in graph.gm.graph.nodes:
+        if node.target is getitem and node.all_input_nodes[0].name in homes:
+            homes[node.name] = homes[node.all_input_nodes[0].name]
+    return homes
+
+
+def _crossing(graph: InspectedGraph) -> set[str]:
+    """The nodes whose tensors pass from one kernel to another, to a call or out of the graph."""
+    homes = _homes(graph, graph.kernels)
     found = set()
     for node in graph.gm.graph.nodes:
         if node.op != "call_function" or not is_tensor(node):
@@ -293,16 +303,15 @@ def _crossing(graph: InspectedGraph) -> set[str]:
 
 def _groups(graph: InspectedGraph, kernels: Sequence[KernelReport]) -> list[Group]:
     """Kernels with their nodes, and each other operator alone, in the graph's order."""
-    order = {node.name: k for k, node in enumerate(graph.gm.graph.nodes)}
-    nodes = {node.name: node for node in graph.gm.graph.nodes}
-    groups: list[Group] = []
-    for kernel in kernels:
-        names = sorted({o.node for o in kernel.origins if o.node in order}, key=order.__getitem__)
-        if names:
-            groups.append((kernel.name, [nodes[name] for name in names]))
-    seen = {node.name for _, members in groups for node in members}
-    groups += [(_operator(nodes[n]), [nodes[n]]) for n in tensor_nodes(nodes.values()) - seen]
-    return sorted(groups, key=lambda group: order[group[1][-1].name])
+    order = {node: k for k, node in enumerate(graph.gm.graph.nodes)}
+    homes = _homes(graph, kernels)
+    groups: list[Group] = [(kernel.name, []) for kernel in kernels]
+    for node in order:
+        for number in homes.get(node.name, ()):
+            groups[number][1].append(node)
+    alone = {node.name: node for node in order if node.name not in homes}
+    groups += [(_operator(alone[n]), [alone[n]]) for n in tensor_nodes(alone.values())]
+    return sorted((g for g in groups if g[1]), key=lambda group: order[group[1][-1]])
 
 
 def _operator(node: fx.Node) -> str:

@@ -118,6 +118,25 @@ def test_faults_of_backward_and_dynamic_graphs(dynamic: bool) -> None:
     assert named(tool) == {("aten.tanh_backward.default", lines_of(small)["tanh"])}
 
 
+def norm_of_slices(x: torch.Tensor, qkv: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    """Backward gets views with gaps, and a norm reads what tanh's gives."""
+    q, k, v = (x @ qkv).view(2, 8, 3, 2, 8).permute(2, 0, 3, 1, 4)
+    y = F.scaled_dot_product_attention(q, k, v)
+    return torch.tanh(F.layer_norm(y, (8,), w, w)).square().sum()  # tanh_backward
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("target", ["cpu", "ascend"])
+def test_faults_of_backward_between_slices_and_an_operator_of_several_results(target: str) -> None:
+    op = aten.tanh_backward.default
+    args = [torch.randn(size, requires_grad=True) for size in ((2, 8, 16), (16, 48), (8,))]
+    with planted({op: with_args(lambda g, y: (g, g))}), op_tools.OpAutoCompare(quiet=True) as tool:
+        torch.compile(norm_of_slices, backend=f"{target}graph", dynamic=False)(*args).backward()
+    assert named(tool) == {(str(op), lines_of(norm_of_slices)["tanh_backward"])}
+    assert [r for r in tool.failures if r.kind == "kernel"]
+    assert {r.nodes for r in tool.results if r.kind == "graph"} == {"forward graph"}
+
+
 def test_the_program_gets_what_the_graph_computes() -> None:
     args = inputs()
     plain = torch.compile(many, backend="cpugraph", dynamic=False)
