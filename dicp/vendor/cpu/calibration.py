@@ -152,11 +152,18 @@ def _stored(cache: Cache, key: str) -> Verdict:
 @lru_cache(maxsize=8)
 def _measured(which: ShapeClass) -> Verdict:
     """Raises nothing: an unstable measurement gives the table's library."""
-    rows, depth, columns = PROBLEMS[which]
     # Lowering runs while PyTorch traces with fake tensors, which compute nothing.
     with disable_current_modes(), torch.no_grad():
-        x, w = torch.randn(rows, depth), torch.randn(columns, depth)
+        x, w = operands(which, torch.float32)
         return decide(lambda: by_blas(x, w), lambda: by_onednn(x, w))
+
+
+def operands(which: ShapeClass, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Factors x and w of a product x @ w.T; the program's random numbers stay what they are."""
+    rows, depth, columns = PROBLEMS[which]
+    own = torch.Generator().manual_seed(0)
+    x, w = (torch.randn(n, depth, dtype=torch.float32, generator=own) for n in (rows, columns))
+    return x.to(dtype), w.to(dtype)
 
 
 def decide(blas: Callable[[], object], onednn: Callable[[], object]) -> Verdict:

@@ -18,6 +18,7 @@ from dicp.vendor.cpu.calibration import (
     Verdict,
     by_onednn,
     compare,
+    operands,
 )
 from dicp.vendor.cpu.routines import Group
 from dicp.vendor.cpu.routines.product import variant
@@ -32,8 +33,9 @@ class Trial:
     """The routine of bfloat16 products of one class, compiled if the cache lacks it, and loaded."""
 
     def __init__(self, which: ShapeClass, units: Units, libraries: Libraries) -> None:
-        self.rows, self.depth, self.columns = PROBLEMS[which]
-        group = Group.of(variant(HALF, self.rows, self.columns, (1, self.depth)), HALF)
+        self.which = which
+        rows, depth, columns = PROBLEMS[which]
+        group = Group.of(variant(HALF, rows, columns, (1, depth)), HALF)
         entry = next(name for name in group.bodies() if "biased" not in name)
         key = units.routines(group)
         unit = units.entries[key]
@@ -51,9 +53,8 @@ class Trial:
     def verdict(self) -> Verdict:
         """Whether the routine or oneDNN multiplies faster; by the table if that stays unstable."""
         with disable_current_modes(), torch.no_grad():
-            x = torch.randn(self.rows, self.depth).to(HALF)
-            w = torch.randn(self.columns, self.depth).to(HALF)
-            out = x.new_empty(self.rows, self.columns)
+            x, w = operands(self.which, HALF)
+            out = x.new_empty(len(x), len(w))
             return compare(
                 lambda: by_onednn(x, w), lambda: self.product(x, w, out), ("onednn", "own"),
                 FASTER_ON_TILES, TILE_NAMES, margin=TILE_MARGIN,
