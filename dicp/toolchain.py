@@ -149,7 +149,8 @@ def compile_file(
                 ended = f"\nerror: ended by signal {-result.status}" if result.status < 0 else ""
                 raise CompilerError(target, command, result.output + ended, sources)
             if not os.path.lexists(folder / OUTPUT):
-                raise CompilerError(target, command, result.output, sources)
+                text = f"{result.output}\nerror: it ended with status 0 and wrote no {OUTPUT}"
+                raise CompilerError(target, command, text, sources)
             return _built(folder / OUTPUT)
         except _Unusable as fault:
             raise CompilerError(target, command, f"error: {fault}", sources) from fault

@@ -28,7 +28,8 @@ from dicp.torch_private import FakeTensorMode, ShapeEnv, expression_of, statical
 class Dialect:
     """A vendor's graph language: prototypes and semantics of its operators.
 
-    Raises ValueError for operators without semantics.
+    Raises ValueError for operators without semantics, and for semantics that read an input on the
+    host which the operator lacks.
     """
 
     name: str
@@ -39,6 +40,10 @@ class Dialect:
         missing = sorted(self.prototypes.keys() - self.semantics.kinds())
         if missing:
             raise ValueError(f"{self.name} has no semantics for {', '.join(missing)}")
+        for kind, prototype in self.prototypes.items():
+            ports = {port.name for port in prototype.inputs}
+            if unknown := sorted(self.semantics[kind].host - ports):
+                raise ValueError(f"{kind} has no input {', '.join(unknown)} to read on the host")
 
 
 class Builder(abc.ABC):

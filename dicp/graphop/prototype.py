@@ -89,8 +89,14 @@ def parse_prototypes(group: str, text: str, classes: DtypeClasses) -> dict[str, 
     Raises ValueError, which names the row, for one that is not in the form above.
     """
     rows = [line.strip() for line in text.splitlines()]
-    found = [_parse_row(group, row, classes) for row in rows if row and not row.startswith("#")]
-    return {prototype.kind: prototype for prototype in found}
+    found: dict[str, Prototype] = {}
+    for row in rows:
+        if row and not row.startswith("#"):
+            prototype = _parse_row(group, row, classes)
+            if prototype.kind in found:
+                raise ValueError(f"prototype {row!r}: there is another row of {prototype.kind}")
+            found[prototype.kind] = prototype
+    return found
 
 
 def _parse_row(group: str, row: str, classes: DtypeClasses) -> Prototype:
@@ -99,13 +105,17 @@ def _parse_row(group: str, row: str, classes: DtypeClasses) -> Prototype:
         raise ValueError(f"prototype {row!r} is not `Name: inputs -> outputs | attributes`")
     inputs, outputs, attrs = (found[k] or "" for k in (2, 3, 4))
     try:
-        return Prototype(
+        prototype = Prototype(
             found[1],
             group,
             tuple(_parse_port(word, classes) for word in inputs.split()),
             tuple(_parse_port(word, classes) for word in outputs.split()),
             tuple(_parse_attr(word) for word in attrs.split()),
         )
+        for port in (*prototype.inputs, *prototype.outputs):
+            if port.same_as and prototype.input(port.same_as) is None:
+                raise ValueError(f"{port.name!r} has the dtype of {port.same_as!r}, no input")
+        return prototype
     except ValueError as problem:
         raise ValueError(f"prototype {row!r}: {problem}") from None
 

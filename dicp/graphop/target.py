@@ -33,7 +33,7 @@ from dicp.graphop.program import Graph, GraphProgram, Item, Node, Slot, describe
 from dicp.graphop.runtime import GraphExecutable
 from dicp.graphop.text import Text
 from dicp.graphop.thresholds import MAX_PADDED
-from dicp.origin import Origin
+from dicp.origin import Origin, lines_of
 from dicp.outline import Outline
 from dicp.rule_errors import raise_run_failure, result_of
 from dicp.serialize import evaluate_size
@@ -49,6 +49,7 @@ from dicp.target import (
 )
 from dicp.torch_private import FakeTensorMode, disable_current_modes
 
+_SHOWN_LINES = 8
 UNIT = "model"
 """The kind of cache entry that holds a compiled graph."""
 Run = Callable[[Sequence[torch.Tensor], Sequence[torch.Tensor]], int]
@@ -150,7 +151,7 @@ class GraphTarget(RuleTarget):
 
     def node_names(self, graph: Graph) -> Mapping[Node, str]:
         """The names of a graph's nodes in the compiler's messages."""
-        return {}
+        return {node: node.name for node in graph.nodes}
 
     # ---- lower ----------------------------------------------------------------------------------
 
@@ -255,7 +256,7 @@ class GraphTarget(RuleTarget):
             try:
                 keys[graph.name] = self._compiled(unit, cache, config).key
             except GraphRejectedError as error:
-                raise self._located(error, graph) from error
+                raise self._located(error, graph, unit) from error
         return Artifact(self.name, plain, keys, program.objects)
 
     def _compiled(self, unit: GraphUnit, cache: Cache, config: Config) -> Entry:
@@ -275,9 +276,11 @@ class GraphTarget(RuleTarget):
         with disable_current_modes():
             return result_of(self, "launch", self.launch(unit, built, cache, config), Callable)
 
-    def _located(self, error: GraphRejectedError, graph: Graph) -> GraphRejectedError:
+    def _located(
+        self, error: GraphRejectedError, graph: Graph, unit: GraphUnit
+    ) -> GraphRejectedError:
         """The error with the operator that the compiler's message names, and where that comes
-        from."""
+        from; with lines of the graph where it names none."""
         words = set(re.findall(r"\w+", error.message))
         for node, name in self.node_names(graph).items():
             if name in words and node.origin is not None:
@@ -286,7 +289,8 @@ class GraphTarget(RuleTarget):
                     error.target, error.message, f"{name} ({node.kind})", origin.op,
                     origin.user_line, origin.node, describe(node),
                 )  # fmt: skip
-        return error
+        lines = lines_of(unit.origins[:_SHOWN_LINES])
+        return GraphRejectedError(error.target, error.message, user_line=lines)
 
     # ---- load and run ---------------------------------------------------------------------------
 
@@ -296,6 +300,7 @@ class GraphTarget(RuleTarget):
         plain = artifact.program
         steps = _graph_steps(plain["program"])
         units = {name: GraphUnit.of(steps[name], *texts) for name, texts in plain["units"].items()}
+        sources = {name: list(map(str, step["origins"])) for name, step in steps.items()}
         static = {name: list(map(Text.decode, texts)) for name, texts in plain["static"].items()}
         runs = {
             name: self._launched(unit, cache, config, artifact.units[name])
@@ -318,9 +323,9 @@ class GraphTarget(RuleTarget):
             try:
                 status = run(inputs, outputs)
             except Exception as error:
-                raise_run_failure(error, self.name, f"graph {name}")
+                raise_run_failure(error, self.name, f"graph {name}", sources[name])
             if status != 0:
-                raise RunStatusError(self.name, f"graph {name}", status, "0")
+                raise RunStatusError(self.name, f"graph {name}", status, "0", sources[name])
 
         return GraphExecutable(plain["program"], launch, artifact.objects)
 

@@ -304,6 +304,9 @@ def test_a_node_of_a_shared_graph_is_shown_in_few_words(b: Small) -> None:
     [
         ("Tanh x:float -> y:=x", "is not `Name: inputs -> outputs"),
         ("Tanh: x:float y:=x", "is not `Name: inputs -> outputs"),
+        ("Tanh: x:float -> y:=z", "'y' has the dtype of 'z', no input"),
+        ("Tanh: x:=z -> y:=x", "'x' has the dtype of 'z', no input"),
+        ("Add: x:float -> y:=x", "there is another row of Add"),
         ("Tanh: x:flot -> y:=x", r"'flot' is no class of dtypes; known are \['any', 'float'\]"),
         ("Tanh: x:float -> y:=x | axis:Number", "'axis:Number' is no attribute; types are Int"),
     ],
@@ -318,6 +321,10 @@ def test_a_prototype_that_cannot_be_read_is_named(row: str, message: str) -> Non
 def test_an_operator_without_a_meaning_is_named() -> None:
     classes = {"any": frozenset({torch.float32})}
     prototypes = parse_prototypes("chip", "Add: x1:any x2:any -> y:=x1", classes)
+    semantics = Semantics()
+    semantics.op("Add", host=("x3",))(torch.add)
+    with pytest.raises(ValueError, match="Add has no input x3 to read on the host"):
+        Dialect("chip", prototypes, semantics)
     with pytest.raises(ValueError, match="chip has no semantics for Add"):
         Dialect("chip", prototypes, Semantics())
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import re
 from contextlib import nullcontext
 from typing import Any
 
@@ -14,6 +15,7 @@ from support.packages import NAMES, compiled, folder, target
 from dicp import Backend
 from dicp.errors import (
     FallbackWarning,
+    GraphRejectedError,
     RuleError,
     RunFailureError,
     RunStatusError,
@@ -124,6 +126,7 @@ def test_a_run_s_status_is_not_taken_for_success(
     message = str(caught.value)
     named = "relu_mul" if target.name == NAMES["loop"] else "graph "
     assert repr(target.name) in message and named in message
+    assert f"aten.relu.default (relu) at {__file__}:" in message
 
 
 @pytest.mark.parametrize("status", [None, 2])
@@ -155,6 +158,7 @@ def test_what_a_run_raises_names_the_target_and_the_line(
     profile = torch.profiler.profile() if profiled else nullcontext()
     with pytest.raises(RunFailureError, match=problem) as caught, profile:
         compiled(target, lambda x: torch.relu(x) * 2)(torch.randn(2, 3))
+    assert f"aten.relu.default (relu) at {__file__}:" in str(caught.value)
     lines = inspect.getsourcelines(run)
     assert caught.value.place == f"{__file__}:{lines[1] + 1}"
     assert repr(target.name) in str(caught.value)
@@ -224,6 +228,34 @@ def test_what_a_hook_returns_is_checked(
             said = f"'{target.name}': {hook} returns (None|int), no [A-Za-z ]+, at {file}:1. Fix"
             with pytest.raises(Exception, match=said):
                 compiled(target, torch.relu)(torch.randn(2, 3))
+
+
+@pytest.mark.parametrize("named", ["relu_", "a core"])
+def test_what_a_graph_compiler_refuses_is_traced_to_the_line(
+    named: str, target: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the name of the node in its message, and the call runs eagerly if that is asked for."""
+    if target.name != NAMES["graph"]:
+        return
+
+    def refuse(unit: Any, *given: Any) -> Any:
+        found = re.search(f"{named}\\d+", unit.text)
+        if found or named == "a core":
+            raise GraphRejectedError(target.name, f"no room for {found[0] if found else named}")
+        return own(unit, *given)
+
+    own = target.compile
+    monkeypatch.setattr(target, "compile", refuse)
+    x = torch.randn(2, 3)
+    with pytest.raises(Exception, match=f"no room for {named}") as caught:
+        compiled(target, lambda x: torch.relu(x) * 2)(x)
+    assert f"At: {__file__}:" in str(caught.value)
+    if named == "relu_":
+        assert "(Relu), made from aten.relu.default" in str(caught.value)
+        torch.compiler.reset()
+        with pytest.warns(FallbackWarning, match=r"aten\.relu\.default runs eagerly: no room"):
+            found = compiled(target, lambda x: torch.relu(x) * 2, rejected="eager")(x)
+        assert torch.equal(found, torch.relu(x) * 2)
 
 
 def test_files_of_a_graph_compiler_are_bytes(target: Any, monkeypatch: pytest.MonkeyPatch) -> None:
