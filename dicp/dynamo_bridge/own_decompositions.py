@@ -268,6 +268,19 @@ def ndtr(x: Tensor) -> Tensor:
     return (torch.erfc(wide * -math.sqrt(0.5)) / 2).to(dtype)
 
 
+def elu(x: Tensor, alpha: Any = 1, scale: Any = 1, input_scale: Any = 1) -> Tensor:
+    """Eager's formula; PyTorch's own decomposition rounds each step to 16 bits, and gives
+    alpha (e^0 - 1) in place of 0."""
+    wide = x.to(opmath_dtype(x.dtype))
+    low = torch.expm1(wide * input_scale) * (alpha * scale)
+    return torch.where(wide < 0, low, wide * scale).to(x.dtype)
+
+
+def celu(x: Tensor, alpha: Any = 1) -> Tensor:
+    """As eager, by `elu`."""
+    return aten.elu.default(x, alpha, 1, 1 / alpha)
+
+
 def hardshrink_backward(grad: Tensor, x: Tensor, lambd: float) -> Tensor:
     return torch.where((x >= -lambd) & (x <= lambd), 0.0, grad)
 
@@ -421,6 +434,8 @@ OWN: dict[Any, Callable[..., Any]] = {
     aten.upsample_bicubic2d.default: interpolate_cubically,
     aten.angle.default: angle,
     aten._index_put_impl.default: index_put,
+    aten.elu.default: elu,
+    aten.celu.default: celu,
     aten.hardshrink_backward.default: hardshrink_backward,
     aten.ldexp.Tensor: ldexp,
     aten.sgn.default: sgn,

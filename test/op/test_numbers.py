@@ -397,3 +397,15 @@ def test_products_of_16_bit_floats_are_rounded_once(dtype: torch.dtype, backend_
     exact = sums(*(x.double() for x in given))
     for got, eager, real in zip(compiled(*given), sums(*given), exact, strict=True):
         assert not check_tensor(got, eager, real, Rule(elementwise=True))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_elu_of_zero_is_zero_for_any_factor(dtype: torch.dtype, backend_name: str) -> None:
+    x = torch.tensor([0.0, 1.5, -1.5, torch.nan, -torch.inf], dtype=dtype)
+
+    def elus(x: torch.Tensor) -> list[torch.Tensor]:
+        return [f(x, n) for f in (F.elu, F.celu) for n in (torch.inf, -torch.inf, torch.nan, 0.3)]
+
+    compiled = torch.compile(elus, backend=backend_name, fullgraph=True)
+    for got, eager in zip(compiled(x), elus(x), strict=True):
+        assert not check_tensor(got, eager, None, Rule())

@@ -455,7 +455,7 @@ def elu(lw: Lowering, x: Value, alpha: Any = 1, scale: Any = 1, input_scale: Any
     def body(x: Expr) -> Expr:
         low = apply("expm1", x.dtype, x * lw.real(input_scale, x.dtype))
         low = low * lw.real(alpha * scale, x.dtype)
-        return select(compare("gt", x, 0), x * lw.real(scale, x.dtype), low)
+        return select(compare("lt", x, 0), low, x * lw.real(scale, x.dtype))
 
     return elementwise(lw, (x,), body)
 
