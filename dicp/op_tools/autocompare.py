@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
-import csv
 import os
 from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import torch
 
-from dicp.config import tool_variable
 from dicp.errors import ToolVariableError
 from dicp.op_tools import storage, trees
-from dicp.op_tools.capture import CAPTURES, FOLDER, gradient_rows
+from dicp.op_tools.capture import CAPTURES, gradient_rows
 from dicp.op_tools.draws import Draws
-from dicp.op_tools.frame import Call, Feature, Proceed
+from dicp.op_tools.frame import Call, Proceed
 from dicp.op_tools.gradients import Gradients, InputEdges, watch
 from dicp.op_tools.held import HeldInputs, versions_of
 from dicp.op_tools.names import is_constructor, overwrites
 from dicp.op_tools.overwriting import written
-from dicp.op_tools.records import CallId, Place, heading, logger, timestamp
+from dicp.op_tools.records import CallId, Place, heading, logger
 from dicp.op_tools.reference import (
     Reference,
     autocast_of,
@@ -30,6 +27,7 @@ from dicp.op_tools.reference import (
     expected,
     reference_rules,
 )
+from dicp.op_tools.results import FeatureWithRecords, Rows
 from dicp.op_tools.tables import (
     argument_table,
     labelled,
@@ -79,18 +77,22 @@ class Record:
         return f"verdicts: tolerance {tolerance}, fp64 {all(c.fp64 for c in self.comparisons)}"
 
 
-class OpAutoCompare(Feature):
+class OpAutoCompare(FeatureWithRecords[Record]):
     """Compares inputs after the call, outputs and gradients with a float64 run on the CPU.
 
     rule: "tolerance" or "fp64", the verdict that counts; both are printed. ignore_index: the place
     of an output that has no verdict. verbose: print arguments of calls that agree too.
     held_bytes: of inputs that wait in memory for their backward; more of them wait on disk.
-    `results` holds the records.
     """
 
     feature = "autocompare"
     hook = "OpAutoCompareHook"
     variable = "AUTOCOMPARE"
+    result_folder = RESULTS
+    file_name = "op_autocompare_info"
+    described = "op autocompare result"
+    columns = printed_columns = ("forward_id", *COLUMNS)
+    most_waiting = 100
 
     def __init__(
         self,
@@ -99,7 +101,6 @@ class OpAutoCompare(Feature):
         rule: str = "tolerance",
         ignore_index: int | None = None,
         verbose: bool = False,
-        folder: str | Path = FOLDER,
         held_bytes: int = 1 << 28,
         **options: Any,
     ) -> None:
@@ -109,10 +110,6 @@ class OpAutoCompare(Feature):
         self.rule = rule
         self.ignore_index = ignore_index
         self.verbose = verbose
-        self.folder = Path(folder)
-        self.results: list[Record] = []
-        self._waiting: list[Record] = []
-        self._file: Path | None = None
         self._held = HeldInputs(held_bytes)
 
     def skips(self, name: str) -> bool:
@@ -297,18 +294,11 @@ class OpAutoCompare(Feature):
 
     # ---- records --------------------------------------------------------------------------------
 
+    def rows(self, record: Record) -> Rows:
+        return [(str(record.id), *c.row()) for c in record.comparisons]
+
     def _record(self, call: Call, kind: str) -> Record:
         return Record(call.name, call.id, call.place, kind, judged_by=self.rule)
-
-    def keep(self, record: Record) -> None:
-        """Add a record, also of what ran elsewhere, such as a kernel of a compiled graph."""
-        most = cache_size(100)
-        with self._lock:
-            self.results.append(record)
-            self._waiting.append(record)
-            full = len(self._waiting) >= most
-        if full:
-            self.flush()
 
     def _report(
         self, record: Record, call: Call, result: Any, reference: Reference | None, wanted: Any
@@ -370,31 +360,6 @@ class OpAutoCompare(Feature):
             return
         self.say(f"{folder} saved")
 
-    def flush(self) -> None:
-        """Print the comparisons that wait as one table, and append them to the CSV file."""
-        with self._lock:
-            records, self._waiting = self._waiting, []
-        rows = [(str(r.id), *c.row()) for r in records for c in r.comparisons]
-        if not rows:
-            return
-        self.say(table(("forward_id", *COLUMNS), rows))
-        path = self._path()
-        try:
-            append_csv(path, ("forward_id", *COLUMNS), rows)
-        except OSError as error:
-            logger().warning(f"op autocompare result is not saved: {error}")
-            return
-        logger().info(f"op autocompare result saved to {path}")
-
-    def _path(self) -> Path:
-        if self._file is None:
-            name = f"op_autocompare_info_pid{os.getpid()}_{timestamp()}.csv"
-            self._file = self.folder / RESULTS / name
-        return self._file
-
-    def forget(self) -> None:
-        self._file, self._waiting, self.results = None, [], []
-
     def finish(self) -> None:
         operators = {r.operator for r in self.results}
         failed = [r for r in self.results if not r.ok]
@@ -413,26 +378,6 @@ class OpAutoCompare(Feature):
     @property
     def failures(self) -> list[Record]:
         return [record for record in self.results if not record.ok]
-
-
-def append_csv(path: Path, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
-    """Add rows to a CSV file; a new file gets the names of its columns first. Raises OSError."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a", newline="") as file:
-        writer = csv.writer(file)
-        if file.tell() == 0:
-            writer.writerow(columns)
-        writer.writerows(rows)
-
-
-def cache_size(default: int) -> int:
-    """How many records wait before a flush. Raises ToolVariableError."""
-    text = tool_variable("OP_TOOLS_MAX_CACHE_SIZE")
-    if not text:
-        return default
-    if not text.isdigit() or int(text) == 0:
-        raise ToolVariableError("OP_TOOLS_MAX_CACHE_SIZE", text, "a whole number above 0")
-    return int(text)
 
 
 def _overwritten(call: Call, before: Reference, reference: Reference) -> list[Comparison]:

@@ -27,9 +27,8 @@ import torch
 from dicp.compare import FLOOR_ULPS
 from dicp.discovery import target_name
 from dicp.errors import DicpError
-from dicp.op_tools.autocompare import append_csv
-from dicp.op_tools.capture import FOLDER
 from dicp.op_tools.records import timestamp
+from dicp.op_tools.results import FOLDER, new_file, save_rows
 from dicp.op_tools.script_run import KINDS, RunResult, RunSpec
 from dicp.op_tools.tables import table
 
@@ -309,14 +308,9 @@ def _rows(finding: Finding) -> list[tuple[str, str]]:
 
 def _save(spec: RunSpec, rows: Sequence[tuple[str, str]], say: Callable[[str], None]) -> None:
     """What was found as one row of a CSV file, which the report reads."""
-    path = FOLDER / RESULTS / f"op_bisect_info_pid{os.getpid()}_{timestamp()}.csv"
     names, values = zip(("script", spec.script), ("backend", spec.backend), *rows, strict=True)
-    try:
-        append_csv(path, names, [values])
-    except OSError as error:
-        say(f"op bisect result is not saved: {error}")
-        return
-    say(f"op bisect result saved to {path}")
+    path = new_file(FOLDER, RESULTS, "op_bisect_info")
+    save_rows(path, names, [values], "op bisect result", say)
 
 
 if __name__ == "__main__":

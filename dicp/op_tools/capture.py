@@ -17,9 +17,9 @@ from dicp.op_tools.frame import Call, Feature, Proceed
 from dicp.op_tools.gradients import Gradients, InputEdges, watch
 from dicp.op_tools.names import reads_memory
 from dicp.op_tools.records import logger
+from dicp.op_tools.results import FOLDER
 from dicp.op_tools.tables import labelled_arguments, labelled_result
 
-FOLDER = Path("op_tools_results")
 CAPTURES = "op_capture_results"
 
 

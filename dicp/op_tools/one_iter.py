@@ -10,7 +10,6 @@ differ, 2 one cannot be read.
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -20,12 +19,11 @@ import torch
 
 from dicp.errors import CaptureFormatError
 from dicp.op_tools import trees
-from dicp.op_tools.autocompare import append_csv
-from dicp.op_tools.capture import FOLDER
 from dicp.op_tools.module_compare import COLUMNS as MODULE_COLUMNS
 from dicp.op_tools.module_compare import Comparing, ModuleReport, Tested
 from dicp.op_tools.recording import FolderSink, ModuleCall, Recorder, Recording
-from dicp.op_tools.records import logger, timestamp
+from dicp.op_tools.records import logger
+from dicp.op_tools.results import FOLDER, new_file, save_rows
 from dicp.op_tools.tables import table
 from dicp.op_tools.verdict import COLUMNS, Comparison, as_promised
 from dicp.op_tools.verdict import compare as compare_values
@@ -75,12 +73,8 @@ def compare(
     with any_number_of_compilations():
         report = comparing.chained() if chained else comparing.report()
     logger().info(str(report))
-    path = FOLDER / RESULTS / f"one_iter_info_pid{os.getpid()}_{timestamp()}.csv"
-    try:
-        append_csv(path, MODULE_COLUMNS, list(report.rows()))
-        logger().info(f"one_iter result saved to {path}")
-    except OSError as error:
-        logger().warning(f"one_iter result is not saved: {error}")
+    path = new_file(FOLDER, RESULTS, "one_iter_info")
+    save_rows(path, MODULE_COLUMNS, list(report.rows()), "one_iter result")
     return report
 
 

@@ -14,9 +14,8 @@ from pathlib import Path
 
 import torch
 
-from dicp.op_tools.autocompare import append_csv, cache_size
-from dicp.op_tools.capture import FOLDER
 from dicp.op_tools.records import timestamp
+from dicp.op_tools.results import FOLDER, append_csv, cache_size
 
 RESULTS = "process_monitor_result"
 COLUMNS = (

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import os
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from dicp.machine import stopwatch
 from dicp.op_tools import trees
-from dicp.op_tools.autocompare import append_csv, cache_size
-from dicp.op_tools.capture import FOLDER
 from dicp.op_tools.collectives import outputs_of, wait_for
-from dicp.op_tools.frame import FRAME, Call, Feature, Proceed
+from dicp.op_tools.frame import FRAME, Call, Proceed
 from dicp.op_tools.gradients import InputEdges, nodes_of
-from dicp.op_tools.records import CallId, Place, logger, timestamp
+from dicp.op_tools.records import CallId, Place, logger
+from dicp.op_tools.results import FeatureWithRecords, Rows
 from dicp.op_tools.tables import table
 
 RESULTS = "op_time_measure_result"
@@ -53,8 +50,8 @@ class Timing:
         return (self.forward or 0.0) + (self.backward or 0.0)
 
 
-class OpTimeMeasure(Feature):
-    """Measures each operator, forward and backward. `results` holds the timings.
+class OpTimeMeasure(FeatureWithRecords[Timing]):
+    """Measures each operator, forward and backward.
 
     The time that the tool itself needs per call is measured at the start and subtracted.
     """
@@ -62,16 +59,16 @@ class OpTimeMeasure(Feature):
     feature = "measure_op_time"
     hook = "OpTimeMeasureHook"
     variable = "TIME_MEASURE"
+    result_folder = RESULTS
+    file_name = "op_elasped_info"
+    described = "op elasped info"
+    columns = (*COLUMNS, "input", "output", "grad_inputs", "grad_outputs")
+    printed_columns = COLUMNS
+    most_waiting = 5000
 
-    def __init__(
-        self, ops: Sequence[str] | None = None, *, folder: str | Path = FOLDER, **options: Any
-    ) -> None:
+    def __init__(self, ops: Sequence[str] | None = None, **options: Any) -> None:
         super().__init__(ops, **options)
-        self.folder = Path(folder)
-        self.results: list[Timing] = []
         self.overhead = _overhead()
-        self._waiting: list[Timing] = []
-        self._file: Path | None = None
 
     def around(self, call: Call, proceed: Proceed) -> Any:
         edges = InputEdges.of(call.args, call.kwargs)
@@ -93,15 +90,6 @@ class OpTimeMeasure(Feature):
             self.say(table(columns, [(call.name, call.id, f"{spent:.8f}", _UNIT)]))
         self._watch(call, record, edges, result, device)
         return result
-
-    def keep(self, record: Timing) -> None:
-        """Add a timing, also of what ran in a compiled graph."""
-        with self._lock:
-            self.results.append(record)
-            self._waiting.append(record)
-            full = len(self._waiting) >= cache_size(5000)
-        if full:
-            self.flush()
 
     def _watch(
         self, call: Call, record: Timing, edges: InputEdges, result: Any, device: torch.device
@@ -151,26 +139,11 @@ class OpTimeMeasure(Feature):
         node.register_prehook(before)
         node.register_hook(after)
 
-    def flush(self) -> None:
-        with self._lock:
-            records, self._waiting = self._waiting, []
-        if not records:
-            return
-        self.say(table(COLUMNS, [_row(r) for r in records]))
-        rows = [(*_row(r), r.inputs, r.outputs, r.grad_inputs, r.grad_outputs) for r in records]
-        if self._file is None:
-            name = f"op_elasped_info_pid{os.getpid()}_{timestamp()}.csv"
-            self._file = self.folder / RESULTS / name
-        columns = (*COLUMNS, "input", "output", "grad_inputs", "grad_outputs")
-        try:
-            append_csv(self._file, columns, rows)
-        except OSError as error:
-            logger().warning(f"op elasped info is not saved: {error}")
-            return
-        logger().info(f"op elasped info saved to {self._file}")
-
-    def forget(self) -> None:
-        self._file, self._waiting, self.results = None, [], []
+    def rows(self, record: Timing) -> Rows:
+        name = f"{record.name} (estimate)" if record.estimated else record.name
+        times = ("" if t is None else f"{t:.8f}" for t in (record.forward, record.backward))
+        shapes = (record.inputs, record.outputs, record.grad_inputs, record.grad_outputs)
+        return [(name, record.id, *times, _UNIT, *shapes)]
 
     def finish(self) -> None:
         logger().info(self.summary())
@@ -195,12 +168,6 @@ class OpTimeMeasure(Feature):
             ]  # fmt: skip
             parts.append(table((title, "calls", "total", "mean", "share"), rows))
         return "\n".join(parts)
-
-
-def _row(record: Timing) -> tuple[object, ...]:
-    times = ("" if t is None else f"{t:.8f}" for t in (record.forward, record.backward))
-    name = f"{record.name} (estimate)" if record.estimated else record.name
-    return (name, record.id, *times, _UNIT)
 
 
 def _described(value: Any) -> str:

@@ -11,9 +11,9 @@ from pathlib import Path
 from dicp.op_tools.autocompare import RESULTS as COMPARISONS
 from dicp.op_tools.bisect import RESULTS as BISECTIONS
 from dicp.op_tools.capture import CAPTURES
-from dicp.op_tools.capture import FOLDER as RESULTS_FOLDER
 from dicp.op_tools.one_iter import RESULTS as MODULES
 from dicp.op_tools.process_monitor import RESULTS as MONITOR
+from dicp.op_tools.results import FOLDER as RESULTS_FOLDER
 from dicp.op_tools.timing import RESULTS as TIMINGS
 
 FOLDER = str(RESULTS_FOLDER)

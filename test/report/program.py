@@ -6,10 +6,10 @@ import torch
 from torch import Tensor, nn
 
 from dicp import op_tools
-from dicp.op_tools.autocompare import append_csv
 from dicp.op_tools.bisect import RESULTS as BISECTIONS
 from dicp.op_tools.module_compare import COLUMNS as MODULE_COLUMNS
 from dicp.op_tools.one_iter import RESULTS as MODULES
+from dicp.op_tools.results import append_csv
 from dicp.op_tools.verdict import COLUMNS
 
 
