@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Callable
 
 from dicp.cache import Cache
-from dicp.config import Config
-from dicp.errors import DicpError, SimulatorForbiddenError, ToolchainError
+from dicp.errors import DicpError, ToolchainError
 from dicp.target import Check
 from dicp.vendor.ascend.installation import (
     Cann,
@@ -15,11 +13,9 @@ from dicp.vendor.ascend.installation import (
     device_count,
     driver_version,
     has_torch_npu,
-    locate_cann,
 )
 from dicp.vendor.ascend.probe import probed
 from dicp.vendor.ascend.prototypes import PROTOTYPES
-from dicp.vendor.ascend.toolchain import find_toolchain
 
 NO_DRIVER = "Install the Ascend HDK driver for the chip (npu-smi info tells whether it works)."
 NO_DEVICE = (
@@ -32,26 +28,13 @@ NO_EXTENSION = (
 )
 
 
-def checks(config: Config, soc: Callable[[Config], str]) -> list[Check]:
-    """One line per part; what is missing fails only where a CANN is installed or asked for."""
-    try:
-        toolchain = find_toolchain(config)
-    except (ToolchainError, SimulatorForbiddenError) as error:
-        return [Check("toolchain", False, str(error), getattr(error, "fix", ""))]
-    compiler = f"{shlex.join(toolchain.compiler)}: {toolchain.version}"
-    lines = [Check("compiler", True, compiler)]
-    cann = None if config.runs_on == "simulator" else locate_cann()
-    if cann is None:
-        return [*lines, Check("CANN", True, "none"), Check("simulator", True, "graphs run in it")]
-    return [*lines, *_device_checks(cann, config, soc)]
-
-
-def _device_checks(cann: Cann, config: Config, soc: Callable[[Config], str]) -> list[Check]:
+def checks(cann: Cann, cache: Cache, soc: Callable[[], str]) -> list[Check]:
+    """Of an installation: its operators, the driver, the devices, the chip, torch_npu."""
     try:
         cann = checked(cann)
     except ToolchainError as error:
         return [Check("CANN", False, str(error), error.fix)]
-    usable = probed(cann, Cache.open(config)).kinds
+    usable = probed(cann, cache).kinds
     missing = sorted(set(PROTOTYPES) - usable)
     operators = f"{len(usable)} of {len(PROTOTYPES)} operators"
     composed = f"; without {', '.join(missing)}" if missing else ""
@@ -64,14 +47,14 @@ def _device_checks(cann: Cann, config: Config, soc: Callable[[Config], str]) -> 
         detail = "none answers" if count == 0 else str(count)
         lines.append(Check("devices", False, f"{detail}: the simulator runs", NO_DEVICE))
     else:
-        lines += [Check("devices", True, str(count)), _chip(config, soc)]
+        lines += [Check("devices", True, str(count)), _chip(soc)]
     extension = has_torch_npu()
     there = "installed" if extension else "not installed"
     return [*lines, Check("torch_npu", extension, there, "" if extension else NO_EXTENSION)]
 
 
-def _chip(config: Config, soc: Callable[[Config], str]) -> Check:
+def _chip(soc: Callable[[], str]) -> Check:
     try:
-        return Check("SoC", True, soc(config))
+        return Check("SoC", True, soc())
     except DicpError as error:
         return Check("SoC", False, str(error), getattr(error, "fix", ""))

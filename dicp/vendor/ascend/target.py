@@ -7,17 +7,16 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 import torch
-from torch import fx
 
 from dicp.cache import Cache, Entry, key_of
 from dicp.config import Config
 from dicp.fused_attention import ANY_ATTENTION
 from dicp.graphop.builder import Builder
 from dicp.graphop.program import Graph, Item, Node, Slot
-from dicp.graphop.simulator import Headers
-from dicp.graphop.target import GraphTarget, GraphUnit
+from dicp.graphop.sdk_target import SdkTarget
+from dicp.graphop.target import GraphUnit
 from dicp.graphop.text import Text
-from dicp.target import Check, Facts, tensors_of
+from dicp.target import Check, Facts
 from dicp.toolchain import address_of
 from dicp.torch_private import FakeTensorMode
 from dicp.vendor.ascend.codegen import ENTRY, input_shapes, node_names, render_graph, render_static
@@ -47,7 +46,6 @@ UNLISTED = tuple(
     if prototype.inputs and torch.float64 not in prototype.inputs[0].dtypes
 )
 """Reasons that public headers give: of float64 they list less than of narrower types."""
-HOST_TENSORS = "a tensor of the host, where there is a device; runs_on='device' has it copied"
 
 
 def _marks_hidden_rows(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> bool:
@@ -59,10 +57,11 @@ def _marks_hidden_rows(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> boo
 ATTENTION = replace(ANY_ATTENTION, exact_masks=True, marks_hidden_rows=_marks_hidden_rows)
 
 
-class AscendTarget(GraphTarget):
+class AscendTarget(SdkTarget[Toolchain, Driver]):
     """Compiles for Ascend chips; without CANN, for the simulator."""
 
     name = "ascend"
+    sdk = "CANN"
     device_type = "npu"
     facts = Facts(
         dtypes=frozenset(DTYPES),
@@ -79,8 +78,7 @@ class AscendTarget(GraphTarget):
     simulator = "dicp's simulator of GE and ACL"
 
     def __init__(self) -> None:
-        self._drivers: dict[str, Driver] = {}
-        self._headers = Headers(self.name)
+        super().__init__()
         self._probed: dict[Cann, Installed] = {}
 
     def installed(self, config: Config) -> Installed:
@@ -99,10 +97,6 @@ class AscendTarget(GraphTarget):
 
     def make_builder(self, fake_mode: FakeTensorMode | None, config: Config) -> Builder:
         return Ge(fake_mode, self.installed(config))
-
-    def refuses(self, node: fx.Node, config: Config) -> str:
-        elsewhere = not find_toolchain(config).simulated and config.runs_on != "device"
-        return HOST_TENSORS if elsewhere and _is_on_host(node) else ""
 
     def fuse(
         self, builder: Builder, items: Sequence[Item], outputs: Sequence[object]
@@ -133,12 +127,12 @@ class AscendTarget(GraphTarget):
 
     def identity(self, cache: Cache, config: Config) -> Sequence[str]:
         toolchain = find_toolchain(config)
-        soc = self._driver(toolchain, cache).soc()
+        soc = self.driver(toolchain, cache).soc()
         return [toolchain.identity, soc, PRECISION_MODES[config.precision]]
 
     def compile(self, unit: GraphUnit, cache: Cache, config: Config) -> Mapping[str, bytes]:
         toolchain = find_toolchain(config)
-        driver = self._driver(toolchain, cache)
+        driver = self.driver(toolchain, cache)
         headers = (self._headers, cache)
         shared = compile_shared(
             toolchain, unit.text, symbols=(ENTRY,), headers=headers, origins=unit.origins
@@ -151,41 +145,28 @@ class AscendTarget(GraphTarget):
                 "facts.json": json.dumps(facts).encode()}  # fmt: skip
 
     def launch(self, unit: GraphUnit, built: Entry, cache: Cache, config: Config) -> Model:
-        driver = self._driver(find_toolchain(config), cache)
+        driver = self.driver(find_toolchain(config), cache)
         soc = json.loads(built.read("facts.json"))["soc"]
         return Model(driver, built.read("graph.om"), soc, bool(unit.options), unit.written)
 
-    def _driver(self, toolchain: Toolchain, cache: Cache) -> Driver:
-        if toolchain.identity not in self._drivers:
-            driver = Driver(load_driver(toolchain, cache), toolchain.simulated)
-            if driver.simulator is not None:
-                driver.simulator.ports = self._installed(toolchain, cache).ports
-            self._drivers[toolchain.identity] = driver
-        return self._drivers[toolchain.identity]
+    def find_toolchain(self, config: Config) -> Toolchain:
+        return find_toolchain(config)
+
+    def open_driver(self, toolchain: Toolchain, cache: Cache) -> Driver:
+        driver = Driver(load_driver(toolchain, cache), toolchain.simulated)
+        if driver.simulator is not None:
+            driver.simulator.ports = self._installed(toolchain, cache).ports
+        return driver
 
     # ---- identity and health --------------------------------------------------------------------
-
-    def simulated(self, config: Config) -> bool:
-        return find_toolchain(config).simulated
 
     def fingerprint(self, config: Config) -> str:
         toolchain = find_toolchain(config)
         if toolchain.simulated:
             return key_of(toolchain.identity)
-        return key_of(toolchain.identity, self._driver(toolchain, Cache.open(config)).soc())
+        return key_of(toolchain.identity, self.driver(toolchain, Cache.open(config)).soc())
 
-    def simulated_counts(self) -> Mapping[str, int]:
-        """What the simulator has run in this process: launches, operators, transposes."""
-        return next((d.simulator.counts for d in self._drivers.values() if d.simulator), {})
-
-    def doctor(self, config: Config) -> list[Check]:
-        return checks(config, self._soc)
-
-    def _soc(self, config: Config) -> str:
-        return self._driver(find_toolchain(config), Cache.open(config)).soc()
-
-
-def _is_on_host(node: fx.Node) -> bool:
-    """Whether a call works on tensors of the host alone."""
-    found = tensors_of(node)
-    return bool(found) and all(tensor.device.type == "cpu" for tensor in found)
+    def sdk_checks(self, toolchain: Toolchain, config: Config) -> list[Check]:
+        cache = Cache.open(config)
+        cann, soc = toolchain.declared, lambda: self.driver(toolchain, cache).soc()
+        return [] if cann is None else checks(cann, cache, soc)

@@ -8,19 +8,19 @@ from torch import fx
 
 from dicp.cache import Cache, Entry, key_of
 from dicp.config import BOOLEAN, WORDS, Config, vendor_option
+from dicp.errors import DicpError
 from dicp.graphop.builder import Builder
 from dicp.graphop.padding import padding_refusal
 from dicp.graphop.program import Graph, Item, Node
 from dicp.graphop.rewrite import rewritten
 from dicp.graphop.rules import RULES
-from dicp.graphop.simulator import Headers
-from dicp.graphop.target import GraphTarget, GraphUnit
+from dicp.graphop.sdk_target import SdkTarget
+from dicp.graphop.target import GraphUnit
 from dicp.graphop.text import Text
 from dicp.target import Check, Facts, tensors_of
 from dicp.toolchain import address_of
 from dicp.torch_private import FakeTensorMode
 from dicp.vendor.tops.codegen import ENTRY, node_names, render_graph, stated_types
-from dicp.vendor.tops.doctor import checks
 from dicp.vendor.tops.forms import Tops
 from dicp.vendor.tops.layout import cancelled
 from dicp.vendor.tops.padding import CHECKS, FLOWS, MASKS
@@ -29,17 +29,18 @@ from dicp.vendor.tops.runtime import Driver, Executable
 from dicp.vendor.tops.semantics import SEMANTICS
 from dicp.vendor.tops.toolchain import Toolchain, compile_shared, find_toolchain, load_driver
 
+NO_DEVICE = "See that the driver is loaded and that the devices are visible and yours."
 GRAPH_FLAGS = (
     "-arch=gcu200", "-resource=4c24s",
     "-hlir=hlir-training-pipeline{tensor-split=true dynamic-shape=false}",
 )  # fmt: skip
-HOST_TENSORS = "a tensor of the host, where there is a device; runs_on='device' has it copied"
 
 
-class TopsTarget(GraphTarget):
+class TopsTarget(SdkTarget[Toolchain, Driver]):
     """Compiles for Enflame chips; without TopsRider, for the simulator."""
 
     name = "tops"
+    sdk = "TopsRider"
     device_type = "gcu"
     facts = Facts(
         dtypes=frozenset(DTYPES),
@@ -58,10 +59,6 @@ class TopsTarget(GraphTarget):
                       "too, and leave results there", default=False, changes_code=False),
     )  # fmt: skip
 
-    def __init__(self) -> None:
-        self._drivers: dict[str, Driver] = {}
-        self._headers = Headers(self.name)
-
     def devices(self, config: Config) -> frozenset[str]:
         return super().devices(config) | ({"dipu"} if config.vendor.get("dipu") else set())
 
@@ -71,13 +68,12 @@ class TopsTarget(GraphTarget):
         return Tops(fake_mode)
 
     def refuses(self, node: fx.Node, config: Config) -> str:
-        tensors = tensors_of(node)
-        if not find_toolchain(config).simulated and config.runs_on != "device":
-            if tensors and all(tensor.device.type == "cpu" for tensor in tensors):
-                return HOST_TENSORS
+        reason = super().refuses(node, config)
+        if reason:
+            return reason
         results = node.meta.get("val")
         unread = results if isinstance(results, (tuple, list)) else ()  # such as saved statistics
-        if any(0 in t.shape for t in tensors if not any(t is result for result in unread)):
+        if any(0 in t.shape for t in tensors_of(node) if not any(t is result for result in unread)):
             return "an empty tensor, which HLIR does not have"
         return ""
 
@@ -111,7 +107,7 @@ class TopsTarget(GraphTarget):
 
     def compile(self, unit: GraphUnit, cache: Cache, config: Config) -> Mapping[str, bytes]:
         toolchain = find_toolchain(config)
-        driver = self._driver(toolchain, cache)
+        driver = self.driver(toolchain, cache)
         headers = (self._headers, cache)
         shared = compile_shared(
             toolchain, unit.text, symbols=(ENTRY,), headers=headers, origins=unit.origins
@@ -123,32 +119,30 @@ class TopsTarget(GraphTarget):
         return {"graph.cpp": unit.text.encode(), "graph.bin": binary}
 
     def launch(self, unit: GraphUnit, built: Entry, cache: Cache, config: Config) -> Executable:
-        driver = self._driver(find_toolchain(config), cache)
+        driver = self.driver(find_toolchain(config), cache)
         return Executable(driver, built.read("graph.bin"), unit.name)
 
-    def _driver(self, toolchain: Toolchain, cache: Cache) -> Driver:
-        if toolchain.identity not in self._drivers:
-            library = load_driver(toolchain, cache)
-            self._drivers[toolchain.identity] = Driver(library, toolchain.simulated)
-        return self._drivers[toolchain.identity]
+    def find_toolchain(self, config: Config) -> Toolchain:
+        return find_toolchain(config)
+
+    def open_driver(self, toolchain: Toolchain, cache: Cache) -> Driver:
+        return Driver(load_driver(toolchain, cache), toolchain.simulated)
 
     # ---- identity and health --------------------------------------------------------------------
-
-    def simulated(self, config: Config) -> bool:
-        return find_toolchain(config).simulated
 
     def fingerprint(self, config: Config) -> str:
         return key_of(find_toolchain(config).identity)
 
-    def simulated_counts(self) -> Mapping[str, int]:
-        """What the simulator has run in this process: launches, operators, transposes."""
-        return next((d.simulator.counts for d in self._drivers.values() if d.simulator), {})
-
-    def doctor(self, config: Config) -> list[Check]:
-        return checks(config, self._devices)
-
-    def _devices(self, config: Config) -> int:
-        return self._driver(find_toolchain(config), Cache.open(config)).devices()
+    def sdk_checks(self, toolchain: Toolchain, config: Config) -> list[Check]:
+        sdk = toolchain.sdk
+        if sdk is None:
+            return []
+        installed = Check(self.sdk, True, f"{sdk.root}, headers {sdk.prefix}/")
+        try:
+            count = self.driver(toolchain, Cache.open(config)).devices()
+        except DicpError as error:
+            return [installed, Check("devices", False, str(error), NO_DEVICE)]
+        return [installed, Check("devices", count > 0, str(count), "" if count else NO_DEVICE)]
 
 
 def _flags(config: Config) -> Sequence[str]:
