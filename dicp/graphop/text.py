@@ -9,6 +9,8 @@ from itertools import groupby
 from typing import Any
 
 from dicp.graphop.assemble import plain_size
+from dicp.graphop.program import Node
+from dicp.template import one_line
 
 
 @dataclass(frozen=True)
@@ -67,3 +69,15 @@ def joined(separator: str, items: Iterable[object]) -> Text:
 def size_list(sizes: Iterable[Any], separator: str = ", ") -> Text:
     """Sizes with `separator` between them."""
     return joined(separator, map(size_part, sizes))
+
+
+def blocks_of(lines: Iterable[tuple[Node, Sequence[str | Text]]]) -> list[dict[str, Any]]:
+    """The lines of a graph's nodes in blocks, each after a comment that names its ATen call."""
+    return [
+        {"comment": comment, "lines": [line for _, own in group for line in own]}
+        for comment, group in groupby(lines, lambda item: _comment(item[0]))
+    ]
+
+
+def _comment(node: Node) -> str:
+    return one_line(str(node.origin)) if node.origin else ""

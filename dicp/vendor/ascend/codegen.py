@@ -19,7 +19,7 @@ import torch
 from dicp.graphop.literals import float_literal, literal
 from dicp.graphop.program import Graph, Node, Operand, Value
 from dicp.graphop.prototype import AttrSpec, Prototype
-from dicp.graphop.text import Text, joined, size_list, size_part
+from dicp.graphop.text import Text, blocks_of, joined, size_list, size_part
 from dicp.template import render_parts
 from dicp.vendor.ascend.blocked import BLOCKED, MATRIX, storage_dims
 from dicp.vendor.ascend.formats import PLAIN, plain_format
@@ -67,22 +67,22 @@ def _render(graph: Graph, given: Sequence[Node], ports: PortNames) -> Text:
     references = _references(graph)
     unreached = _unreached(graph, given)
     images = _image_formats(graph)
-    blocks: list[dict[str, Any]] = []
-    for node in graph.nodes:
-        comment = _one_line(str(node.origin)) if node.origin else ""
+
+    def lines_of(node: Node) -> list[str | Text]:
+        name = names[node]
         if node in inputs:
             kind = "RefData" if node in references else "Data"
             described = _desc(node.outputs[0], images.get(node, ""))
-            made = f'auto {names[node]} = Input("{kind}", "{names[node]}", {inputs[node]}, '
+            made = f'auto {name} = Input("{kind}", "{name}", {inputs[node]}, '
             lines: list[str | Text] = [Text.of(made, described, ");")]
+        elif node.kind in ("const", "sizes"):
+            lines = [_constant(node, name)]
         else:
-            lines = _lines(node, names, ports)
+            lines = _operator(node, names, PROTOTYPES[node.kind], ports)
         if node in unreached and given:
-            lines.append(f"{names[node]}.AddControlInput({names[given[0]]});")
-        if blocks and blocks[-1]["comment"] == comment:
-            blocks[-1]["lines"] += lines
-        else:
-            blocks.append({"comment": comment, "lines": lines})
+            lines.append(f"{name}.AddControlInput({names[given[0]]});")
+        return lines
+
     formats = {fmt for node in graph.nodes for fmt in node.formats.values()}
     parts = render_parts(
         FOLDER / "graph.cpp.jinja",
@@ -91,7 +91,7 @@ def _render(graph: Graph, given: Sequence[Node], ports: PortNames) -> Text:
         constants=any(_is_constant(node, inputs) for node in graph.nodes),
         blocked=not formats.isdisjoint(BLOCKED),
         entry=ENTRY,
-        blocks=blocks,
+        blocks=blocks_of((node, lines_of(node)) for node in graph.nodes),
         ends=_ends(graph, given, names),
     )
     return Text.of(*parts)
@@ -151,13 +151,6 @@ def _image_formats(graph: Graph) -> dict[Node, str]:
             if fmt != "ND":
                 found[operand.node] = fmt
     return found
-
-
-def _lines(node: Node, names: Mapping[Node, str], ports: PortNames) -> list[str | Text]:
-    name = names[node]
-    if node.kind in ("const", "sizes"):
-        return [_constant(node, name)]
-    return _operator(node, names, PROTOTYPES[node.kind], ports)
 
 
 def _sizes(sizes: Sequence[Any]) -> Text:
@@ -287,7 +280,3 @@ def _wrapped(chain: Sequence[str | Text]) -> list[Text]:
             lines[-1] = Text.of(lines[-1], call)
     lines[-1] = Text.of(lines[-1], ";")
     return lines
-
-
-def _one_line(text: str) -> str:
-    return json.dumps(text, ensure_ascii=True)[1:-1].rstrip("\\")

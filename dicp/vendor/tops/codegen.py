@@ -9,14 +9,13 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from dicp.graphop.literals import float_literal, literal
 from dicp.graphop.program import Graph, Node, Value
 from dicp.graphop.prototype import AttrSpec, ResultType
-from dicp.graphop.text import Text, joined, size_list, size_part
+from dicp.graphop.text import Text, blocks_of, joined, size_list, size_part
 from dicp.template import render_parts
 from dicp.vendor.tops.prototypes import DTYPES, OP_TYPES, PROTOTYPES
 
@@ -61,21 +60,13 @@ def stated_types(graph: Graph) -> Text:
 def render_graph(graph: Graph) -> Text:
     """The source text of one graph; it does not depend on its name."""
     names = node_names(graph)
-    blocks: list[dict[str, Any]] = []
-    for node in graph.nodes:
-        comment = _one_line(str(node.origin)) if node.origin else ""
-        lines = _lines(node, names)
-        if blocks and blocks[-1]["comment"] == comment:
-            blocks[-1]["lines"] += lines
-        else:
-            blocks.append({"comment": comment, "lines": lines})
     regions = sorted({r for n in graph.operators for r in n.attrs.get("regions", ())})
     parts = render_parts(
         FOLDER / "graph.cpp.jinja",
         operators=len(graph.operators),
         entry=ENTRY,
         regions=[_region(name) for name in regions],
-        blocks=blocks,
+        blocks=blocks_of((node, _lines(node, names)) for node in graph.nodes),
         outputs=", ".join(value_name(r.value, names) for r in graph.outputs),
     )
     return Text.of(*parts)
@@ -182,7 +173,3 @@ def _constant(node: Node, name: str) -> list[str | Text]:
             f"Op {name} = builder::Const(b, static_cast<void*>({name}_data), ", _type(value), ");"
         ),
     ]
-
-
-def _one_line(text: str) -> str:
-    return json.dumps(text, ensure_ascii=True)[1:-1].rstrip("\\")
