@@ -12,7 +12,7 @@ from dicp.op_tools import trees
 from dicp.op_tools.frame import Call, Feature, Proceed
 from dicp.op_tools.names import RESHAPES_IN_PLACE
 from dicp.op_tools.overwriting import StandIns
-from dicp.op_tools.reference import CPU, autocast_of, autocast_on_cpu, expected
+from dicp.op_tools.reference import CPU, autocast_of, autocast_on_cpu, expected, moved
 from dicp.op_tools.tables import argument_table, labelled_arguments, labelled_result
 from dicp.op_tools.timing import device_of
 
@@ -41,7 +41,11 @@ class OpFallback(Feature):
         promised = expected(call.func, *original) if device.type != "cpu" else None
         copies: dict[int, torch.Tensor] = {}
         back: dict[torch.dtype, torch.dtype] = {}
-        call.args, call.kwargs = inputs = self._on_cpu(original, copies)
+
+        def copied(value: torch.Tensor) -> torch.Tensor:
+            return copies.setdefault(id(value), value.to(CPU))
+
+        call.args, call.kwargs = inputs = moved(*original, CPU, copied, _generator_on_cpu)
         stand_ins = _stand_ins(original, copies)
         autocast = autocast_of(*original)
 
@@ -62,29 +66,10 @@ class OpFallback(Feature):
             call.args, call.kwargs = original
             return call.func(*call.args, **call.kwargs)
         originals = stand_ins.write_back(call.name, *original)
-        moved = _moved_back(result, device, originals, back, promised)
+        on_device = _moved_back(result, device, originals, back, promised)
         if not self.quiet:
-            self._print(call, inputs, result, moved, back)
-        return moved
-
-    def _on_cpu(
-        self, given: Any, copies: dict[int, torch.Tensor]
-    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        def leaf(value: Any) -> Any:
-            if isinstance(value, torch.Tensor):
-                if id(value) not in copies:
-                    copies[id(value)] = value.to(CPU)
-                return copies[id(value)]
-            if isinstance(value, torch.device):
-                return CPU
-            if isinstance(value, torch.Generator) and value.device.type != "cpu":
-                return torch.Generator().manual_seed(_drawn(value))
-            return value
-
-        args, kwargs = trees.mapped(given, leaf)
-        if kwargs.get("device") is not None:
-            kwargs["device"] = CPU
-        return args, kwargs
+            self._print(call, inputs, result, on_device, back)
+        return on_device
 
     def _print(
         self, call: Call, inputs: Any, result: Any, moved: Any, back: dict[Any, Any]
@@ -128,10 +113,12 @@ def _device(call: Call) -> torch.device:
     return torch.device(named) if named is not None else device_of((call.args, call.kwargs))
 
 
-def _drawn(generator: torch.Generator) -> int:
-    """A seed drawn from a device's generator, which thereby moves on."""
-    device = generator.device
-    return int(torch.randint(0, 2**62, (), generator=generator, device=device).item())
+def _generator_on_cpu(value: Any) -> Any:
+    """For a generator of the device, one of the CPU; its seed is drawn from the device's."""
+    if not isinstance(value, torch.Generator) or value.device.type == "cpu":
+        return value
+    seed = torch.randint(0, 2**62, (), generator=value, device=value.device)
+    return torch.Generator().manual_seed(int(seed.item()))
 
 
 def _widened(

@@ -130,28 +130,12 @@ class Reference:
                 used[value.dtype] = dtype
             return copied(value, dtype, exact_memory)
 
-        def leaf(value: Any) -> Any:
-            if isinstance(value, torch.Tensor):
-                return tensor(value)
-            if isinstance(value, torch.dtype):
-                return rules.get(value, value)
-            if isinstance(value, torch.device):
-                return CPU
+        def other(value: Any) -> Any:
             if isinstance(value, torch.Generator) and value.device.type != "cpu":
                 return torch.Generator().manual_seed(value.initial_seed())
-            return value
+            return rules.get(value, value) if isinstance(value, torch.dtype) else value
 
-        done: dict[int, Any] = {}
-
-        def once(value: Any) -> Any:
-            if isinstance(value, torch.Tensor):
-                if id(value) not in done:
-                    done[id(value)] = leaf(value)
-                return done[id(value)]
-            return leaf(value)
-
-        plain = {k: CPU if k == "device" and v is not None else v for k, v in kwargs.items()}
-        return cls(func, trees.mapped(tuple(args), once), trees.mapped(plain, once), used)
+        return cls(func, *moved(args, kwargs, CPU, tensor, other), used)
 
     def unwidened(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Reference:
         """Copies of the arguments on the CPU in their own dtypes."""
@@ -195,6 +179,17 @@ class Reference:
         return [of_leaf.get(id(leaves[id(t)])) for t in inputs]
 
 
+def moved(
+    args: Sequence[Any], kwargs: Mapping[str, Any], device: torch.device, tensor: trees.Leaf,
+    other: Callable[[Any], Any] = lambda value: value,
+) -> tuple[tuple[Any, ...], dict[str, Any]]:  # fmt: skip
+    """The arguments with what `tensor` makes of each tensor, and `device` for devices they name."""
+    plain = {k: device if k == "device" and v is not None else v for k, v in kwargs.items()}
+    return trees.map_tensors(  # type: ignore[no-any-return]
+        (tuple(args), plain), tensor, lambda v: device if isinstance(v, torch.device) else other(v)
+    )
+
+
 def copied(value: torch.Tensor, dtype: torch.dtype, exact_memory: bool = False) -> torch.Tensor:
     """A copy on the CPU with the strides of `value`, so that views of it are possible as there."""
     value = value.detach()
@@ -219,14 +214,10 @@ def expected(func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
     if autocast_of(args, kwargs) is not None:
         return None
 
-    def meta(value: Any) -> Any:
-        if isinstance(value, torch.Tensor):
-            return value.detach().to("meta")
-        return torch.device("meta") if isinstance(value, torch.device) else value
-
-    plain = {k: "meta" if k == "device" and v is not None else v for k, v in kwargs.items()}
+    meta = torch.device("meta")
     try:
-        with torch.no_grad(), torch.device("meta"):  # without tensors given, none is made or drawn
-            return func(*trees.mapped(args, meta), **trees.mapped(plain, meta))
+        with torch.no_grad(), meta:  # without tensors given, none is made or drawn
+            args, kwargs = moved(args, kwargs, meta, lambda t: t.detach().to(meta))
+            return func(*args, **kwargs)
     except Exception:  # operators whose result depends on data have no meta form
         return None

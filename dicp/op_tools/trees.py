@@ -48,13 +48,16 @@ def _same_kind(kind: type, items: Sequence[Any]) -> Any:
         return tuple(items)
 
 
-def map_tensors(value: Any, leaf: Leaf) -> Any:
-    """The tree with its tensors replaced; a tensor that occurs twice is replaced once."""
+def map_tensors(value: Any, leaf: Leaf, other: Callable[[Any], Any] = lambda item: item) -> Any:
+    """The tree with its tensors replaced; a tensor that occurs twice is replaced once.
+
+    other: what replaces a leaf that is no tensor.
+    """
     done: dict[int, Any] = {}
 
     def one(item: Any) -> Any:
         if not isinstance(item, torch.Tensor):
-            return item
+            return other(item)
         if id(item) not in done:
             done[id(item)] = leaf(item)
         return done[id(item)]
