@@ -60,6 +60,11 @@ class InputEdges:
     def needed(self) -> bool:
         return any(edge is not None for edge in self.edges)
 
+    @property
+    def places(self) -> dict[tuple[Any, int], int]:
+        """Edge -> the place of its input; the last of several."""
+        return {edge: k for k, edge in enumerate(self.edges) if edge is not None}
+
 
 def watch(
     edges: InputEdges, outputs: Any, done: Callable[[Gradients], None], most: int = MAX_NODES
@@ -73,9 +78,9 @@ def watch(
     recorded = _recorded(results)
     if not edges.needed or not recorded:
         return None
-    known = {edge: k for k, edge in enumerate(edges.edges) if edge is not None}
+    known = edges.places
     first_of = [None if e is None else known[e] for e in edges.edges]  # one tensor given twice
-    nodes = [(n, p) for n, p in _nodes([results[k].grad_fn for k in recorded], known, most) if p]
+    nodes = [(node, places) for node, places in nodes_of(edges, results, most) if places]
     if not nodes:
         return None
     found = Gradients([None] * len(results), [None] * len(edges.edges), recorded, len(nodes))
@@ -110,23 +115,18 @@ def watch_outputs(outputs: Any, done: Callable[[Gradients], None]) -> None:
         results[place].register_hook(arrives(place))
 
 
-def nodes_of(edges: InputEdges, outputs: Any) -> list[tuple[Any, list[tuple[int, int]]]]:
-    """The autograd nodes that a call made, each with (its own place, the input's) for gradients of
-    inputs; none for a call that autograd did not record."""
-    starts = [t.grad_fn for t in trees.tensors(outputs) if t.grad_fn is not None]
-    if not edges.needed or not starts:
-        return []
-    known = {edge: k for k, edge in enumerate(edges.edges) if edge is not None}
-    return _nodes(starts, known, MAX_NODES)
-
-
-def _nodes(
-    starts: list[Any], known: dict[tuple[Any, int], int], most: int
+def nodes_of(
+    edges: InputEdges, outputs: Any, most: int = MAX_NODES
 ) -> list[tuple[Any, list[tuple[int, int]]]]:
-    """The call's autograd nodes, each with (its own place, the input's) where it feeds an input."""
+    """The autograd nodes that a call made, each with (its own place, the input's) for gradients of
+    inputs; none for a call that autograd did not record, or with more nodes than `most`."""
+    if not edges.needed:
+        return []
+    known = edges.places
     stops = {node for node, _ in known}
     seen: set[Any] = set()
-    todo = [node for node in starts if node not in stops]
+    starts = (t.grad_fn for t in trees.tensors(outputs))
+    todo = [node for node in starts if node is not None and node not in stops]
     found = []
     while todo:
         node = todo.pop()
