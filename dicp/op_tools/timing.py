@@ -83,17 +83,11 @@ class OpTimeMeasure(FeatureWithRecords[Timing]):
             outputs=_described(outputs_of(call, result)),
         )  # fmt: skip
         self.keep(record)
-        if self.style == "line":
-            self.say(f"SyncExecuteTimer: {call.name} forward elasped {spent:.8f} {_UNIT}")
-        else:
-            columns = ("name", "forward_id", "forward_elasped", "unit")
-            self.say(table(columns, [(call.name, call.id, f"{spent:.8f}", _UNIT)]))
-        self._watch(call, record, edges, result, device)
+        self._say_time(record, "forward", spent)
+        self._watch(record, edges, result, device)
         return result
 
-    def _watch(
-        self, call: Call, record: Timing, edges: InputEdges, result: Any, device: torch.device
-    ) -> None:
+    def _watch(self, record: Timing, edges: InputEdges, result: Any, device: torch.device) -> None:
         """Measure the call's own nodes of the autograd graph in backward, from hook to hook."""
         nodes = nodes_of(edges, result)
         waiting = len(nodes)
@@ -106,16 +100,19 @@ class OpTimeMeasure(FeatureWithRecords[Timing]):
             if waiting:
                 return
             record.grad_inputs = " ".join(shape for _, shape in sorted(given.items()))
-            if self.style == "line":
-                shown = f"{record.backward:.8f} {_UNIT}"
-                self.say(f"SyncExecuteTimer: {call.name} backward elasped {shown}")
-            else:
-                columns = ("name", "forward_id", "backward_elasped", "unit")
-                self.say(table(columns, [(call.name, call.id, f"{record.backward:.8f}", _UNIT)]))
+            self._say_time(record, "backward", record.backward)
 
         for number, (node, places) in enumerate(nodes):
             head = record if number == 0 else None
             self._time_node(node, places, head, given, device, ended)
+
+    def _say_time(self, record: Timing, kind: str, spent: float) -> None:
+        shown = f"{spent:.8f}"
+        if self.style == "line":
+            self.say(f"SyncExecuteTimer: {record.name} {kind} elasped {shown} {_UNIT}")
+        else:
+            columns = ("name", "forward_id", f"{kind}_elasped", "unit")
+            self.say(table(columns, [(record.name, record.id, shown, _UNIT)]))
 
     def _time_node(
         self, node: Any, places: Sequence[tuple[int, int]], head: Timing | None,
