@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -75,8 +75,7 @@ class ModuleReport:
     @property
     def innermost(self) -> list[ModuleRecord]:
         """The failures without a failure in a module below."""
-        paths = {r.path for r in self.failures}
-        return [r for r in self.failures if not any(is_below(p, r.path) for p in paths)]
+        return innermost(self.failures)
 
     @property
     def first(self) -> ModuleRecord | None:
@@ -88,12 +87,7 @@ class ModuleReport:
 
         forward = [r for r in self.records if wrong(r, gradient=False)]
         backward = [r for r in reversed(self.records) if wrong(r, gradient=True)]
-        for found in (forward, backward):
-            paths = {r.path for r in found}
-            inner = (r for r in found if not any(is_below(p, r.path) for p in paths))
-            for record in inner:
-                return record
-        return None
+        return next(iter((*innermost(forward), *innermost(backward))), None)
 
     def rows(self) -> Iterator[tuple[object, ...]]:
         """Rows of COLUMNS: every tensor in order, then the operators that diverge in modules."""
@@ -121,6 +115,12 @@ class ModuleReport:
             wrong = next(c for c in first.comparisons if not c.fp64)
             text += f"; first: {first.call.name} ({first.call.kind}): {wrong.name}"
         return "\n".join([*lines, head + text])
+
+
+def innermost(records: Sequence[ModuleRecord]) -> list[ModuleRecord]:
+    """The records without one of a module below."""
+    paths = {r.path for r in records}
+    return [r for r in records if not any(is_below(p, r.path) for p in paths)]
 
 
 def is_below(path: str, above: str) -> bool:
