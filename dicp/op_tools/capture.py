@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import warnings
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -146,37 +147,32 @@ class OpCapture(Feature):
                 self.say(f"op_capture: {self._stopped}; nothing more is captured")
                 return
             self._bytes += size
-        try:
+        with self._stopping(path):
             storage.save(path, value, facts, whole)
-        except (OSError, RuntimeError) as error:
-            self._stop_capturing(path, error)
-            return
-        self.saved.append(path)
-        self.say(f"{path} saved")
+            self.saved.append(path)
+            self.say(f"{path} saved")
 
     def _add_facts(self, path: Path, facts: Mapping[str, Any]) -> None:
-        if self._stopped:
-            return
-        try:
-            storage.add_facts(path, facts)
-        except OSError as error:
-            self._stop_capturing(path, error)
+        if not self._stopped:
+            with self._stopping(path):
+                storage.add_facts(path, facts)
 
     def write(self, path: Path, text: str) -> None:
         """Write a text file beside what was saved."""
-        if self._stopped:
-            return
-        try:
-            path.write_text(text)
-        except OSError as error:
-            self._stop_capturing(path, error)
-            return
-        self.say(f"{path} saved")
+        if not self._stopped:
+            with self._stopping(path):
+                path.write_text(text)
+                self.say(f"{path} saved")
 
-    def _stop_capturing(self, path: Path, error: Exception) -> None:
-        with self._lock:
-            if self._stopped:
-                return
-            self._stopped = f"{type(error).__name__}: {error}"
-        text = f"op_capture stops, the program goes on: {path}: {self._stopped}"
-        warnings.warn(ToolWarning(text), stacklevel=3)
+    @contextlib.contextmanager
+    def _stopping(self, path: Path) -> Iterator[None]:
+        """Within, a path that cannot be written ends the capture."""
+        try:
+            yield
+        except (OSError, RuntimeError) as error:
+            with self._lock:
+                if self._stopped:
+                    return
+                self._stopped = f"{type(error).__name__}: {error}"
+            text = f"op_capture stops, the program goes on: {path}: {self._stopped}"
+            warnings.warn(ToolWarning(text), stacklevel=4)
