@@ -155,11 +155,9 @@ class HostRuntime:
     def malloc(self, device: int, size: int, address: Any) -> None:
         if self.used + size > self.memory:
             raise _Failed("out of memory")
-        block = ctypes.create_string_buffer(max(size, 1) + 64)
-        at = (ctypes.addressof(block) + 63) // 64 * 64
-        self.blocks[at] = (block, size)
+        address[0], block = _aligned_block(size)
+        self.blocks[address[0]] = (block, size)
         self.used += size
-        address[0] = at
 
     def free(self, device: int, address: int) -> None:
         if address not in self.blocks:
@@ -167,10 +165,8 @@ class HostRuntime:
         self.used -= self.blocks.pop(address)[1]
 
     def host_malloc(self, size: int, address: Any) -> None:
-        block = ctypes.create_string_buffer(max(size, 1) + 64)
-        at = (ctypes.addressof(block) + 63) // 64 * 64
-        self.pinned[at] = block
-        address[0] = at
+        address[0], block = _aligned_block(size)
+        self.pinned[address[0]] = block
 
     def host_free(self, address: int) -> None:
         self.pinned.pop(address, None)
@@ -181,10 +177,13 @@ class HostRuntime:
     def _holds(self, address: int, size: int) -> bool:
         return any(at <= address and address + size <= at + n for at, (_, n) in self.blocks.items())
 
+    def _check(self, address: int, size: int) -> None:
+        if not self._holds(address, size):
+            raise _Failed(f"{address:#x} is not memory of the device")
+
     def _copy(self, to: int, source: int, size: int, *ours: int) -> None:
         for address in ours:
-            if not self._holds(address, size):
-                raise _Failed(f"{address:#x} is not memory of the device")
+            self._check(address, size)
         ctypes.memmove(to, source, size)
 
     def copy_to_device(self, device: int, to: int, source: int, size: int, stream: int) -> None:
@@ -202,8 +201,7 @@ class HostRuntime:
         self._copy(to, source, size, to, source)
 
     def fill(self, device: int, to: int, value: int, size: int, stream: int) -> None:
-        if not self._holds(to, size):
-            raise _Failed(f"{to:#x} is not memory of the device")
+        self._check(to, size)
         ctypes.memset(to, value, size)
 
     # ---- streams ----
@@ -275,14 +273,12 @@ class HostRuntime:
         self.communicators.pop(communicator).leave()
 
     def _exchange(self, communicator: int, address: int, size: int) -> list[bytes]:
-        if not self._holds(address, size):
-            raise _Failed(f"{address:#x} is not memory of the device")
+        self._check(address, size)
         data = ctypes.string_at(address, size)
         return self.communicators[communicator].exchange(data, self.patience)
 
     def _put(self, to: int, data: bytes) -> None:
-        if not self._holds(to, len(data)):
-            raise _Failed(f"{to:#x} is not memory of the device")
+        self._check(to, len(data))
         ctypes.memmove(to, data, len(data))
 
     def all_reduce(
@@ -311,6 +307,12 @@ class HostRuntime:
         member = self.communicators[communicator]
         parts = self._exchange(communicator, source, size * member.size)
         self._put(to, b"".join(part[size * member.rank :][:size] for part in parts))
+
+
+def _aligned_block(size: int) -> tuple[int, Any]:
+    """An aligned address in new host memory, and the object that keeps that alive."""
+    block = ctypes.create_string_buffer(max(size, 1) + 64)
+    return (ctypes.addressof(block) + 63) // 64 * 64, block
 
 
 _NUMBERS = {
