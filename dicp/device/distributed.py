@@ -16,7 +16,7 @@ from typing import Any
 import torch
 import torch.distributed as distributed
 
-from dicp.device.dispatcher import DEVICE_TYPE
+from dicp.device.hosted import DEVICE_TYPE
 from dicp.device.runtime_interface import (
     DTYPES,
     IDENTIFIER_BYTES,
@@ -25,6 +25,7 @@ from dicp.device.runtime_interface import (
     UNSUPPORTED,
     declare,
     has_collectives,
+    last_error,
 )
 from dicp.errors import CollectiveError
 from dicp.torch_private import queued_work
@@ -75,9 +76,7 @@ class Communicator:
         """The status of a call. Raises CollectiveError for one that is not accepted."""
         status = int(getattr(self.runtime, PREFIX + name)(*args))
         if status not in accepted:
-            text = ctypes.create_string_buffer(512)
-            self.runtime.dicp_rt_last_error(text, len(text))
-            message = text.value.decode(errors="replace")
+            message = last_error(self.runtime)
             raise CollectiveError(PREFIX + name, self.rank, self.size, status, message)
         return status
 

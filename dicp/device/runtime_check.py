@@ -20,6 +20,7 @@ from dicp.device.runtime_interface import (
     declare,
     functions,
     has_collectives,
+    last_error,
     missing,
 )
 from dicp.errors import DeviceError
@@ -53,10 +54,7 @@ class Library:
     def _call(self, name: str, *args: Any) -> None:
         status = getattr(self.library, PREFIX + name)(*args)
         if status != 0:
-            text = ctypes.create_string_buffer(512)
-            self.library.dicp_rt_last_error(text, len(text))
-            message = text.value.decode(errors="replace")
-            raise DeviceError("device", PREFIX + name, status, message)
+            raise DeviceError("device", PREFIX + name, status, last_error(self.library))
 
     def made(self, name: str, *args: Any) -> ctypes.c_void_p:
         """What a function writes through its last argument, a pointer."""

@@ -50,10 +50,14 @@ def has_collectives(library: Any) -> bool:
     return any(hasattr(library, PREFIX + name) for name in collectives())
 
 
+def _needed(library: Any) -> tuple[str, ...]:
+    """The functions that `library` has to have, in the header's order."""
+    return functions() + (collectives() if has_collectives(library) else ())
+
+
 def missing(library: Any) -> list[str]:
     """The functions that `library` lacks, in the header's order."""
-    names = functions() + (collectives() if has_collectives(library) else ())
-    return [PREFIX + name for name in names if not hasattr(library, PREFIX + name)]
+    return [PREFIX + n for n in _needed(library) if not hasattr(library, PREFIX + n)]
 
 
 def addresses(library: Any, path: str) -> list[int]:
@@ -86,11 +90,11 @@ def load_vendor(name: str) -> tuple[Any, str]:
 
 def declare(library: Any) -> None:
     """Set the argument types of a complete library's functions, for calls from Python."""
-    names = functions() + (collectives() if has_collectives(library) else ())
+    needed = _needed(library)
     number, size, address = ctypes.c_int, ctypes.c_size_t, ctypes.c_void_p
     kinds = {"int": number, "size_t": size, "double": ctypes.c_double}
     for name, inside in re.findall(rf"^int {PREFIX}(\w+)\(([^)]*)\)", _TEXT, re.MULTILINE):
-        if name not in names:
+        if name not in needed:
             continue
         types = []
         for argument in inside.split(","):
@@ -98,3 +102,10 @@ def declare(library: Any) -> None:
             types.append(address if "*" in argument else kinds.get(word, address))
         function = getattr(library, PREFIX + name)
         function.argtypes, function.restype = types, number
+
+
+def last_error(library: Any) -> str:
+    """The text of the function that failed last in this thread."""
+    text = ctypes.create_string_buffer(512)
+    library.dicp_rt_last_error(text, len(text))
+    return text.value.decode(errors="replace")
