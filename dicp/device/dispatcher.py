@@ -20,7 +20,7 @@ import torch
 
 from dicp.config import Config, DeviceSettings
 from dicp.device.call import Call, NotCompiled
-from dicp.device.hosted import host_target
+from dicp.device.hosted import DEVICE_TYPE, host_target
 from dicp.device.output import say
 from dicp.device.patterns import Patterns
 from dicp.device.scalars import number_tensor, with_tensor_for_scalar
@@ -52,8 +52,6 @@ RANDOM = frozenset({
 """Operators that draw numbers; one path for all, and never compared with the CPU."""
 WITHOUT_GENERATOR = frozenset({"native_dropout"})
 """Random operators without an argument for a generator."""
-
-DEVICE_TYPE = "dipu"
 
 
 def name_of(op: OpOverload) -> str:
@@ -283,11 +281,10 @@ class Dispatcher:
             made = compiled(given_inputs)
             results: list[Any] = [r if r is None else call.on_device(r) for r in made]
             self._keep_written(call, prepared, compiled, given_inputs)
-        for out, result in zip(outs, results[form.fresh :], strict=bool(outs)):
-            if out.shape != result.shape:
-                signature = signature if out.numel() == 0 else None  # eager warns of the others
-                _resize(out, result)
-            out.copy_(result)
+        given_outs = list(zip(outs, results[form.fresh :], strict=bool(outs)))
+        if any(out.shape != result.shape and out.numel() > 0 for out, result in given_outs):
+            signature = None  # eager warns of each
+        _give(given_outs)
         pairs = zip(_tensors(prepared), given_inputs, strict=False)
         copied = [a is not b for a, b in pairs]
         one_call = not any(copied[position] for position in compiled.written)
@@ -418,10 +415,7 @@ class Dispatcher:
         converted = any(value.dtype != out.dtype for out, value in pairs)
         if converted and not _takes_results(op, form.op, given):
             return NotImplemented  # eager's error is the host's
-        for out, value in pairs:
-            if out.shape != value.shape:
-                _resize(out, value)
-            out.copy_(value)
+        _give(pairs)
         if form.fresh:
             return tuple(results[: form.fresh])
         return outs[0] if len(outs) == 1 else tuple(outs)
@@ -583,10 +577,16 @@ def _tensors(call: Call) -> list[torch.Tensor]:
     return [leaf for leaf in call.leaves()[0] if isinstance(leaf, torch.Tensor)]
 
 
-def _resize(out: torch.Tensor, result: torch.Tensor) -> None:
-    """Resize a given result; eager keeps the order in memory of the operands' dimensions."""
-    strides = torch.empty_like(result, device="meta").stride()
-    out.resize_(result.shape).as_strided_(result.shape, strides)
+def _give(pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
+    """Copy each result to the tensor given for it, which is resized where its shape is another.
+
+    Eager keeps the order in memory of the operands' dimensions.
+    """
+    for out, result in pairs:
+        if out.shape != result.shape:
+            strides = torch.empty_like(result, device="meta").stride()
+            out.resize_(result.shape).as_strided_(result.shape, strides)
+        out.copy_(result)
 
 
 def _repeats(tensor: torch.Tensor) -> bool:
@@ -601,14 +601,6 @@ def _takes_results(op: OpOverload, functional: OpOverload, given: Mapping[str, A
     """
     if torch.Tag.pointwise not in functional.tags:
         return False
-
-    def without_values(value: Any) -> Any:
-        if isinstance(value, torch.device):
-            return torch.device("meta")
-        if not isinstance(value, torch.Tensor):
-            return value
-        return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
-
     try:
         arguments = _arguments_of(op, _with_tensors_for_numbers(op, given))
         positional, named = pytree.tree_map(without_values, arguments)
@@ -616,6 +608,13 @@ def _takes_results(op: OpOverload, functional: OpOverload, given: Mapping[str, A
     except Exception:  # it is refused, or cannot be checked: the host does
         return False
     return True
+
+
+def without_values(value: Any) -> Any:
+    """A tensor's sizes, strides and dtype alone; meta for a device."""
+    if isinstance(value, torch.Tensor):
+        return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
+    return torch.device("meta") if isinstance(value, torch.device) else value
 
 
 def _laid_out(tensor: torch.Tensor, strides: Sequence[int]) -> bool:

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from dicp.device.dispatcher import DEVICE_TYPE
+from dicp.device.hosted import DEVICE_TYPE
 from dicp.device.module import DipuModule, as_device
 from dicp.errors import DicpWarning
 from dicp.torch_private import (

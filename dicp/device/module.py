@@ -12,7 +12,8 @@ from typing import Any
 import torch
 
 from dicp.config import DeviceSettings
-from dicp.device.dispatcher import DEVICE_TYPE, Dispatcher
+from dicp.device.dispatcher import Dispatcher
+from dicp.device.hosted import DEVICE_TYPE
 from dicp.device.tools import DumpLevel
 
 

@@ -18,7 +18,8 @@ from typing import Any
 
 import torch
 
-from dicp.device.dispatcher import DEVICE_TYPE, Dispatcher, bound, inputs_of, name_of
+from dicp.device.dispatcher import Dispatcher, bound, inputs_of, name_of, without_values
+from dicp.device.hosted import DEVICE_TYPE
 from dicp.device.output import say
 from dicp.errors import OperatorLibraryError
 from dicp.torch_private import (
@@ -184,7 +185,7 @@ class OperatorLibrary:
 
     def _computed(self, chosen: Chosen, place: torch.device) -> Any:
         inputs, out = chosen.inputs, chosen.out
-        expected = chosen.op(**{name: _on_meta(value) for name, value in inputs.items()})
+        expected = chosen.op(**{name: without_values(value) for name, value in inputs.items()})
         if out is not None and not torch.can_cast(expected.dtype, out.dtype):
             return NotImplemented  # eager's error is the host's
         kind = {"dtype": expected.dtype, "device": place}
@@ -284,12 +285,6 @@ def _packed(value: Any) -> Any:
     if not isinstance(value, torch.Tensor) or _is_packed(value):
         return value
     return value.resolve_conj().resolve_neg().contiguous()
-
-
-def _on_meta(value: Any) -> Any:
-    if isinstance(value, torch.Tensor):
-        return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
-    return torch.device("meta") if isinstance(value, torch.device) else value
 
 
 def _share_memory(a: torch.Tensor, b: Any) -> bool:

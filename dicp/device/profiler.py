@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from dicp.device.dispatcher import DEVICE_TYPE
+from dicp.device.hosted import DEVICE_TYPE
 from dicp.device.module import DipuModule
 from dicp.torch_private import DEVICE_ROW, hook_profiler
 

@@ -16,7 +16,8 @@ from dicp.config import Config, DeviceSettings
 from dicp.device import build, operator_library, profiler, sync_batch_norm
 from dicp.device import runtime_interface as interface
 from dicp.device.composite import ForcedComposites
-from dicp.device.dispatcher import DEVICE_TYPE, Dispatcher
+from dicp.device.dispatcher import Dispatcher
+from dicp.device.hosted import DEVICE_TYPE
 from dicp.device.module import DipuModule, device
 from dicp.device.output import say
 from dicp.device.patterns import Patterns
