@@ -10,6 +10,7 @@ import torch
 from dicp.errors import (
     HostMemoryError,
     IndexOutOfBoundsError,
+    InputLayoutError,
     InputMismatchError,
     IntegerDivisionByZeroError,
     RunStatusError,
@@ -42,6 +43,14 @@ def check_inputs(placement: Placement, inputs: Sequence[Any]) -> None:
                 f"{buffer.dtype}{list(buffer.shape)} strides {list(buffer.strides)}",
                 f"{tensor.dtype}{list(tensor.shape)} strides {list(tensor.stride())}",
             )
+
+
+def check_layouts(placement: Placement, inputs: Sequence[Any]) -> None:
+    """Raises InputLayoutError for an input of kernels whose layout has no strides."""
+    for position in placement.kernel_inputs:
+        tensor = inputs[position]
+        if isinstance(tensor, torch.Tensor) and tensor.layout != torch.strided and tensor.numel():
+            raise InputLayoutError(position, tensor.layout)
 
 
 def laid_out_as(tensor: torch.Tensor, strides: Sequence[int]) -> bool:

@@ -16,9 +16,10 @@ from typing import Any, NoReturn
 
 import torch
 
-from dicp.errors import InputLayoutError, InputMismatchError, ResultMismatchError
+from dicp.errors import InputMismatchError, ResultMismatchError
 from dicp.loop.runtime.checks import (
     check_inputs,
+    check_layouts,
     check_sizes,
     laid_out_as,
     raise_kernel_error,
@@ -110,6 +111,7 @@ class ExecutionPlan:
         self.buffers = self.placement.buffers
         check_inputs(self.placement, inputs)
         check_sizes(loaded.program["requirements"], symbols)
+        check_layouts(self.placement, inputs)
         self.table = (ctypes.c_void_p * max(len(self.buffers), 1))()
         self.status = (ctypes.c_int64 * 4)()
         """Written by a kernel that fails: error code, check site, index and limit."""
@@ -163,22 +165,15 @@ class ExecutionPlan:
             for slot in slots for alias, offset in self.placement.aliases.get(slot, ())
         ]  # fmt: skip
         lost = [k for k in positions if not _is_strided(given[k])]
-
-        read = {self.placement.root(slot) for slot in self.placement.launched}
-        by_kernels = {k for k, slot in self.placement.inputs if slot in read}
-
-        def absent(position: int, tensor: Any) -> int:
-            """The address for a tensor without storage: it must be empty or not used by kernels."""
-            if tensor.numel() and position in by_kernels:
-                raise InputMismatchError(position, "a tensor with memory", "one without storage")
-            return no_memory
-
-        for k in lost:
-            if k in by_kernels and isinstance(given[k], torch.Tensor) and given[k].numel():
-                raise InputLayoutError(k, given[k].layout)
+        by_kernels = self.placement.kernel_inputs
 
         def address(position: int, tensor: Any) -> int:
-            return no_memory if position in lost else tensor.data_ptr() or absent(position, tensor)
+            if position in lost:
+                return no_memory
+            found: int = tensor.data_ptr()
+            if not found and tensor.numel() and position in by_kernels:
+                raise InputMismatchError(position, "a tensor with memory", "one without storage")
+            return found or no_memory
 
         picked = positions != list(range(len(given)))
 

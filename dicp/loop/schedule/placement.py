@@ -73,8 +73,10 @@ class Placement:
         self.launches = [step for step in self.steps if "kernel" in step]
         self.launched = {slot for step in self.launches for slot in step["args"]}
         """Buffers that kernels read and write by address."""
-        self.addressed = {self.root(slot) for slot in self.launched}
-        self.addressed |= {b.base for b in self.buffers if b.base is not None}
+        by_kernels = {self.root(slot) for slot in self.launched}
+        self.kernel_inputs = [k for k, slot in self.inputs if slot in by_kernels]
+        """Positions of the inputs that kernels address, themselves or through views."""
+        self.addressed = by_kernels | {b.base for b in self.buffers if b.base is not None}
         """Buffers that kernels or views address: their sizes must be those compiled for."""
         self.from_call = {s for c in self.calls if not c["into"] for s in c["outs"]}
         self.first_use, self.last_use = self._uses()
