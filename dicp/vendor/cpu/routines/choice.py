@@ -195,8 +195,7 @@ def images_gradient(how: Options, x: Shaped, w: Shaped, out: Sequence[Size]) -> 
 def filters_gradient(how: Options, x: Shaped, w: Shaped, out: Sequence[Size]) -> str | None:
     """The kernel for the gradient of filters from row-major (NCHW) images; None: the library."""
     axes = how.axes(x, w, out)
-    rows = w.shape[0] // how.groups
-    if _is_by_im2col(w, rows, out, axes, few=True) or _is_thin(w, rows, out, axes):
+    if _is_gradient_by_im2col(w, w.shape[0] // how.groups, out, axes):
         return "im2col"
     return "convolution" if _is_better_gradient(w, out, axes) else None
 
@@ -224,11 +223,14 @@ def _at(axis: int, *lists: Sequence[Size]) -> list[Size]:
     return [values[axis] if len(values) > 1 else values[0] for values in lists]
 
 
+def _is_known(w: Shaped, out: Sequence[Size]) -> bool:
+    """Whether it is float32 and its sizes are no symbols; in bfloat16 oneDNN is faster."""
+    return w.dtype == torch.float32 and all(isinstance(n, int) for n in (*w.shape[1:], *out))
+
+
 def _is_at_most(most: int, w: Shaped, out: Sequence[Size]) -> bool:
-    """Whether it is float32 of at most `most` multiplications; in bfloat16 oneDNN is faster."""
-    sizes = (*w.shape[1:], *out)
-    known = w.dtype == torch.float32 and all(isinstance(n, int) for n in sizes)
-    return known and product(sizes) <= most  # type: ignore[operator]
+    """Whether it is float32 of at most `most` multiplications."""
+    return _is_known(w, out) and product((*w.shape[1:], *out)) <= most  # type: ignore[operator]
 
 
 def _is_better(w: Shaped, out: Sequence[Size], axes: Sequence[Axis]) -> bool:
@@ -262,37 +264,36 @@ def _is_better_gradient(w: Shaped, grad: Sequence[Size], axes: Sequence[Axis]) -
     )
 
 
-def _is_by_im2col(
-    w: Shaped, rows: Size, out: Sequence[Size], axes: Sequence[Axis], few: bool = False
+def _is_by_im2col(w: Shaped, rows: Size, out: Sequence[Size], axes: Sequence[Axis]) -> bool:
+    """Whether im2col is faster: `rows` filters make small images, of the shape `out`."""
+    if not isinstance(rows, int) or rows < MIN_FILTERS or not _is_at_most(MAX_CONVOLUTION, w, out):
+        return False
+    if of_one_pixel(axes) or len(axes) == 1:
+        return product(out[2:]) <= limits().flat_pixels  # type: ignore[operator]
+    return out[-1] <= limits().columns  # type: ignore[operator]
+
+
+def _is_gradient_by_im2col(
+    w: Shaped, rows: Size, grad: Sequence[Size], axes: Sequence[Axis]
 ) -> bool:
-    """Whether images of the shape `out` are so small that im2col is faster.
+    """Whether im2col is faster for the gradient of filters, of which `rows` read a patch.
 
-    `rows`: filters that read a patch. `few`: pixels are reduced over, so those of all images count.
+    It sums over pixels, so those of all images count. Few channels do not fill a panel: with 3 and
+    4 of them, it takes 0.75 of the library's time where patches do not overlap.
     """
-    least, limit = MIN_FILTERS // 2 if few else MIN_FILTERS, limits()
-    if not isinstance(rows, int) or rows < least or not _is_at_most(MAX_CONVOLUTION, w, out):
+    if not isinstance(rows, int) or rows < MIN_FILTERS // 2 or not _is_known(w, grad):
         return False
-    flat = of_one_pixel(axes) or len(axes) == 1
-    if few:
-        short = not flat and out[-1] < limit.reduced_columns  # type: ignore[operator]
-        return short or product((out[0], *out[2:])) <= limit.reduced_pixels  # type: ignore[operator]
-    return product(out[2:]) <= limit.flat_pixels if flat else out[-1] <= limit.columns  # type: ignore[operator]
-
-
-def _is_thin(w: Shaped, rows: Size, out: Sequence[Size], axes: Sequence[Axis]) -> bool:
-    """Whether the gradient of filters of few channels, which do not fill a panel, uses im2col.
-
-    Measured with 3 and 4 channels: 0.75 of the library's time where patches do not overlap.
-    """
-    sizes = (rows, *w.shape[1:], *out)
-    if w.dtype != torch.float32 or not all(isinstance(n, int) for n in sizes) or of_one_pixel(axes):
-        return False
-    enough = rows >= MIN_FILTERS // 2 and w.shape[1] <= THIN_CHANNELS  # type: ignore[operator]
-    return enough and (patchify.fit(axes) or product((out[0], *out[2:])) <= THIN_PIXELS)  # type: ignore[operator]
+    pixels, limit, single = product((grad[0], *grad[2:])), limits(), of_one_pixel(axes)
+    if _is_at_most(MAX_CONVOLUTION, w, grad):
+        short = not single and len(axes) == 2 and grad[-1] < limit.reduced_columns  # type: ignore[operator]
+        if short or pixels <= limit.reduced_pixels:  # type: ignore[operator]
+            return True
+    thin = not single and w.shape[1] <= THIN_CHANNELS  # type: ignore[operator]
+    return thin and (patchify.fit(axes) or pixels <= THIN_PIXELS)  # type: ignore[operator]
 
 
 def _nhwc_pixels(how: Options, x: Shaped, w: Shaped, out: Sequence[Size]) -> int | None:
-    """A result's pixels, if our kernels for channels-last bfloat16 images take the convolution.
+    """The pixels of `out`, if our kernels for channels-last bfloat16 images compute it.
 
     The library reorders filters at each call, which costs more than its kernels save where filters
     are large beside the images.
