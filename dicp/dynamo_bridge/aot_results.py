@@ -15,7 +15,7 @@ import torch
 
 from dicp.cache import Entry, key_of
 from dicp.dynamo_bridge.aot_graph import CompiledGraph, GraphCompiler, OtherLinesError
-from dicp.dynamo_bridge.thresholds import MAX_VARIANTS
+from dicp.dynamo_bridge.graph_cache import variants
 from dicp.errors import CacheWarning
 from dicp.torch_private import (
     BoxedBool,
@@ -64,9 +64,8 @@ def find_result(compiler: GraphCompiler, gm: Any, fake_inputs: list[Any], aot_co
         compiler.on_cache("bypass", str(error))
         return Slot()
     new_guards = NewGuards(symints)
-    for variant in range(MAX_VARIANTS):
-        slot = Slot(key_of(base, variant), symints, guards=new_guards)
-        entry = compiler.results.get(_CACHE_KIND, slot.key)
+    for key, entry in variants(compiler.results, _CACHE_KIND, base):
+        slot = Slot(key, symints, guards=new_guards)
         if entry is None:
             break
         try:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -19,7 +19,7 @@ import torch
 from torch import fx
 
 from dicp.adaptor import adaptor_text
-from dicp.cache import Cache, key_of
+from dicp.cache import Cache, Entry, key_of
 from dicp.config import Config
 from dicp.dynamo_bridge.aot_graph import GraphInfo, OtherLinesError
 from dicp.dynamo_bridge.observe import GraphReport
@@ -181,9 +181,7 @@ def find_graph(cache: Cache | None, gm: fx.GraphModule, info: GraphInfo, identit
         base = graph_key(gm, info, identity, facts)
     except _NotStorable:
         return Slot(facts)
-    for variant in range(MAX_VARIANTS):
-        key = key_of(base, variant)
-        entry = cache.get(_KIND, key)
+    for key, entry in variants(cache, _KIND, base):
         if entry is None:
             break
         guards = json.loads(entry.read("guards.json"))
@@ -196,6 +194,16 @@ def find_graph(cache: Cache | None, gm: fx.GraphModule, info: GraphInfo, identit
         facts.add(guards)
         return Slot(facts, key, found)
     return Slot(facts, key)
+
+
+def variants(cache: Cache, kind: str, base: str) -> Iterator[tuple[str, Entry | None]]:
+    """The keys and entries of the results that differ in their guards; last the first free key."""
+    for variant in range(MAX_VARIANTS):
+        key = key_of(base, variant)
+        entry = cache.get(kind, key)
+        yield key, entry
+        if entry is None:
+            return
 
 
 def store_graph(cache: Cache, slot: Slot, graph: StoredGraph) -> str | None:
