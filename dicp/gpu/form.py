@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 
 from dicp.gpu import tiles
 from dicp.gpu.facts import DeviceFacts
-from dicp.gpu.passes import Hints, barriers, cache_hints, executed
+from dicp.gpu.passes import Hints, barriers, cache_hints, executed, online_pairs
 from dicp.gpu.precision import variants
 from dicp.gpu.random_groups import limited_stores, words
 from dicp.gpu.thresholds import ASSUMED_SIZE, MIN_CROSSING
@@ -20,7 +20,7 @@ from dicp.loop.ir.index import Var
 from dicp.loop.ir.kernel import Form, Kernel, Reduce, Stmt, Store
 from dicp.loop.passes.moments import Deviations, deviations
 from dicp.loop.passes.one_hot import without_one_hot_sums
-from dicp.loop.schedule.form import crossing_loop, online_softmax
+from dicp.loop.schedule.form import crossing_loop
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,17 +106,11 @@ def _touched(kernel: Kernel) -> list[Ref]:
 
 
 def _reduction(kernel: Kernel, facts: DeviceFacts) -> ReductionTile:
-    shape = kernel
-    if kernel.partition is not None:  # a program has the rows of one part
-        part, chunk = kernel.partition.part, kernel.partition.chunk
-        inner = (Var(part.position + 1, chunk),)
-        shape = replace(kernel, parallel=(part, *kernel.parallel), reduction=inner)
-    tile = tiles.reduction(shape, facts)
+    tile = tiles.reduction(tiles.with_rows_of_part(kernel), facts)
     passes = tuple(map(executed, kernel.phases))
     if tile.persistent:
         return ReductionTile(tile, passes, barriers=barriers(kernel, passes))
-    pairs = [online_softmax(p, q) for p, q in zip(passes, passes[1:], strict=False)]
-    online = tuple((k, *pair) for k, pair in enumerate(pairs) if pair is not None)
+    online = online_pairs(passes)
     found = tuple(deviations(kernel))
     early = {stmt for each in found for stmt in each.sums}
     passes = tuple(tuple(s for s in stmts if s not in early) for stmts in passes)
@@ -125,15 +119,8 @@ def _reduction(kernel: Kernel, facts: DeviceFacts) -> ReductionTile:
 
 
 def _row_loop(kernel: Kernel, facts: DeviceFacts) -> RowLoop:
-    sums = kernel.cross_row_stores()
-    if kernel.partition is not None:
-        parts: tuple[Var, ...] = (kernel.partition.part,)
-        rows, count = kernel.parallel, kernel.partition.chunk
-    else:
-        kept = set().union(*(s.index.variables() for s in sums))
-        parts = tuple(v for v in kernel.parallel if v in kept)
-        rows = tuple(v for v in kernel.parallel if v not in kept)
-        count = numel(rows)
+    kept, rows, count = tiles.looped_rows(kernel)
+    parts = kept if kernel.partition is None else (kernel.partition.part,)
     tile = tiles.cross_row(count, numel(kernel.reduction), facts)
     passes = tuple(map(executed, kernel.phases))
     stages = _stages(kernel, tile, rows, facts)

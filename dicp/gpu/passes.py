@@ -6,12 +6,14 @@ In: a kernel's phases. Out: values of its form (`dicp.gpu.form`, `dicp.gpu.threa
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from itertools import pairwise
 from typing import Literal, TypeAlias
 
 from dicp.loop.ir import expr as ir
 from dicp.loop.ir.expr import Expr, Named, Read, Ref
 from dicp.loop.ir.index import Index, indirect_exprs
-from dicp.loop.ir.kernel import Kernel, Phase, ScratchStore, Stmt, Store
+from dicp.loop.ir.kernel import Kernel, Phase, Reduce, ScratchStore, Stmt, Store
+from dicp.loop.schedule.form import online_softmax
 
 Hints: TypeAlias = Mapping[Read, Literal["first", "last"]]
 """Loads of a pass, and whether the cache drops what they load first or last."""
@@ -48,6 +50,12 @@ def barriers(kernel: Kernel, passes: Sequence[Sequence[Stmt]]) -> frozenset[int]
             stored.clear()
         stored |= {s.ref.root for s in stmts if isinstance(s, Store) and not s.op}
     return frozenset(found)
+
+
+def online_pairs(passes: Sequence[Sequence[Stmt]]) -> tuple[tuple[int, Reduce, Reduce], ...]:
+    """Online softmax: the phase of a maximum, the maximum, and the next phase's sum."""
+    pairs = [online_softmax(first, second) for first, second in pairwise(passes)]
+    return tuple((k, *pair) for k, pair in enumerate(pairs) if pair is not None)
 
 
 def cache_hints(

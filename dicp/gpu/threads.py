@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
 
 from dicp.gpu.facts import DeviceFacts
-from dicp.gpu.passes import barriers, executed
+from dicp.gpu.passes import barriers, executed, online_pairs
 from dicp.gpu.precision import variants
 from dicp.gpu.random_groups import words
 from dicp.gpu.thresholds import (
@@ -29,15 +28,21 @@ from dicp.gpu.thresholds import (
     ROW_BLOCK,
     ROW_POINTS,
     ROWS_PER_PROGRAM,
-    TRANSPOSED,
     WIDEST,
 )
-from dicp.gpu.tiles import extent, numel, power_of_two
+from dicp.gpu.tiles import (
+    extent,
+    looped_rows,
+    numel,
+    power_of_two,
+    transposed_side,
+    with_rows_of_part,
+)
 from dicp.loop.ir.access import Access, is_along, unconditional_reads
 from dicp.loop.ir.index import Index, Var, quotient
 from dicp.loop.ir.kernel import Form, Kernel, Phase, Reduce, Scan, Store
 from dicp.loop.passes.one_hot import without_one_hot_sums
-from dicp.loop.schedule.form import crossing_loop, exp_weights, online_softmax
+from dicp.loop.schedule.form import crossing_loop, exp_weights
 
 
 @dataclass(frozen=True, eq=False)
@@ -165,7 +170,7 @@ def _crossing_threads(kernel: Kernel, facts: DeviceFacts) -> CrossingThreads | N
     if not found:
         return None
     widest = max(ref.dtype.itemsize for ref, _ in found)
-    side = min(max(facts.line_bytes // widest, TRANSPOSED[0]), TRANSPOSED[1])
+    side = transposed_side(widest, facts)
     fitting = found[: facts.prefetch_bytes // (side * side * widest)]
     return CrossingThreads(
         COLUMN_BLOCK, side, crossing, tuple(a for a in fitting if a in reads),
@@ -181,25 +186,14 @@ def _crosses(index: Index, crossing: Var, last: Var) -> bool:
 
 def _row_form(kernel: Kernel, facts: DeviceFacts) -> RowThreads:
     """The block of a reduction; one whose rows are partitioned has the rows of one part."""
-    if kernel.partition is None:
-        return (column_threads if kernel.kind == "outer_reduction" else row_threads)(kernel, facts)
-    part, chunk = kernel.partition.part, kernel.partition.chunk
-    inner = (Var(part.position + 1, chunk),)
-    return column_threads(
-        replace(kernel, parallel=(part, *kernel.parallel), reduction=inner), facts
-    )
+    outer = kernel.partition is not None or kernel.kind == "outer_reduction"
+    return (column_threads if outer else row_threads)(with_rows_of_part(kernel), facts)
 
 
 def _looped_rows(kernel: Kernel, facts: DeviceFacts) -> LoopedRowThreads:
     """The block of an inner reduction with cross-row sums: enough threads for a row's accumulators,
     and as many rows at a time as fill a block, if there are so many."""
-    if kernel.partition is not None:
-        parts, rows, count = kernel.parallel[:0], kernel.parallel, kernel.partition.chunk
-    else:
-        kept = set().union(*(s.index.variables() for s in kernel.cross_row_stores()))
-        parts = tuple(v for v in kernel.parallel if v in kept)
-        rows = tuple(v for v in kernel.parallel if v not in kept)
-        count = numel(rows)
+    parts, rows, count = looped_rows(kernel)
     phases = [p for p in kernel.phases if p.level == "reduction"]
     width = access_width(kernel.reduction, _accesses(phases))
     inner, most, points = extent(numel(kernel.reduction)), power_of_two(extent(count)), ROW_POINTS
@@ -229,14 +223,8 @@ def row_threads(kernel: Kernel, facts: DeviceFacts) -> RowThreads:
     in_registers = isinstance(inner, int) and inner <= min(group * MAX_WAVE_POINTS, MAX_PERSISTENT)
     steps = -(-extent(inner) // (group * width)) if in_registers and not scans else None
     block = ROW_BLOCK if rows * group >= facts.enough_programs * ROW_BLOCK else facts.lanes
-    online = () if in_registers or scans else _online(kernel)
+    online = () if in_registers or scans else online_pairs([*map(executed, kernel.phases)])
     return RowThreads(group, max(1, block // group), width, steps, online=online)
-
-
-def _online(kernel: Kernel) -> tuple[tuple[int, Reduce, Reduce], ...]:
-    """The pairs of a maximum and a sum that one pass over the row computes."""
-    pairs = [online_softmax(p, q) for p, q in pairwise(map(executed, kernel.phases))]
-    return tuple((k, *pair) for k, pair in enumerate(pairs) if pair is not None)
 
 
 def column_threads(kernel: Kernel, facts: DeviceFacts) -> RowThreads:

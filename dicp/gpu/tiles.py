@@ -6,7 +6,7 @@ Constants that DeviceFacts does not give stand in `thresholds.py`.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -99,11 +99,35 @@ def _bytes_read(kernel: Kernel) -> int:
 
 def transposed(outer: Size, last: Size, width: int, facts: DeviceFacts) -> Tile:
     """A tile of two axes, each contiguous for some tensor; elements have at least `width` bytes."""
-    side = min(max(facts.line_bytes // width, TRANSPOSED[0]), TRANSPOSED[1])
+    side = transposed_side(width, facts)
     y = min(side, power_of_two(extent(outer)))
     x = min(side, power_of_two(extent(last)))
     count = POINTWISE_THREADS // facts.lanes * (x * y // TRANSPOSED_PER_PROGRAM)
     return Tile({"y": y, "x": x}, False, min(MAX_TRANSPOSED_WARPS, count) or 1)
+
+
+def transposed_side(width: int, facts: DeviceFacts) -> int:
+    """The elements, of `width` bytes each, along either axis of a tile that is transposed."""
+    return min(max(facts.line_bytes // width, TRANSPOSED[0]), TRANSPOSED[1])
+
+
+def with_rows_of_part(kernel: Kernel) -> Kernel:
+    """The kernel as a reduction over the rows of a part, if its rows are in parts."""
+    if kernel.partition is None:
+        return kernel
+    part, chunk = kernel.partition.part, kernel.partition.chunk
+    inner = (Var(part.position + 1, chunk),)
+    return replace(kernel, parallel=(part, *kernel.parallel), reduction=inner)
+
+
+def looped_rows(kernel: Kernel) -> tuple[tuple[Var, ...], tuple[Var, ...], Size]:
+    """Of a kernel with cross-row sums: the loops that the sums keep, those over rows, and the
+    number of rows that a program loops over."""
+    if kernel.partition is not None:
+        return (), kernel.parallel, kernel.partition.chunk
+    kept = set().union(*(s.index.variables() for s in kernel.cross_row_stores()))
+    rows = tuple(v for v in kernel.parallel if v not in kept)
+    return tuple(v for v in kernel.parallel if v in kept), rows, numel(rows)
 
 
 def reduction(kernel: Kernel, facts: DeviceFacts) -> Tile:
