@@ -77,15 +77,19 @@ def split_reductions(
 def _partial_sums(graph: Graph, node: Compute, parts: int) -> Compute:
     """Inserts a sum with one result per program; `node` becomes the sum of these results."""
     axis = node.axes[0]
-    kept = tuple(
-        (parts if k == axis else 1) if k in node.axes else s for k, s in enumerate(node.shape)
-    )
+    kept = _of_parts(node, axis, parts)
     left = Ref(f"{node.out.name}_parts", kept, node.out.dtype, contiguous_strides(kept), "temp")
     whole = replace(node, out=left)
     left.producer = whole
     node.shape, node.axes, node.body = kept, (axis,), ir.load(left, domain(kept))
     graph.nodes.insert(graph.nodes.index(node), whole)
     return whole
+
+
+def _of_parts(node: Compute, axis: int, parts: int) -> tuple[Size, ...]:
+    """The shape of a reduction's results of each part; the parts take the place of `axis`."""
+    counts = dict.fromkeys(node.axes, 1) | {axis: parts}
+    return tuple(counts.get(k, s) for k, s in enumerate(node.shape))
 
 
 def _split_all(graph: Graph, splits: Mapping[Compute, AxisSplit | None]) -> None:
@@ -155,8 +159,14 @@ def _cross_row_cut(node: Compute, wanted: int) -> AxisSplit | None:
     """An even split of a cross-row sum into nearly `wanted` parts; None if there is none."""
     if not wanted or not all(isinstance(s, int) for s in node.shape):
         return None
-    parts, axis = max((_divisor(node.shape[k], wanted), -k) for k in node.axes)
-    return AxisSplit(-axis, parts) if parts >= max(MIN_CROSS_ROW_PARTS, wanted // 2) else None
+    cut = _even_split(node, wanted)
+    return cut if cut.parts >= max(MIN_CROSS_ROW_PARTS, wanted // 2) else None
+
+
+def _even_split(node: Compute, most: int) -> AxisSplit:
+    """The split into the most equal parts, at most `most`; of one part where there is none."""
+    parts, axis = max((_divisor(node.shape[k], most), -k) for k in node.axes)
+    return AxisSplit(-axis, parts)
 
 
 def _axis_split(node: Compute, first: Mapping[Any, int], facts: DeviceFacts) -> AxisSplit | None:
@@ -172,9 +182,9 @@ def _axis_split(node: Compute, first: Mapping[Any, int], facts: DeviceFacts) -> 
         return None
     least = MIN_COLUMN if outer else MIN_ROW
     wanted = min(reduced // least, facts.enough_programs // programs)
-    even, axis = max((_divisor(node.shape[k], wanted), -k) for k in node.axes)
-    if even >= MIN_PARTS:
-        return AxisSplit(-axis, even)
+    even = _even_split(node, wanted)
+    if even.parts >= MIN_PARTS:
+        return even
     size, axis = max((shape[k], -k) for k in node.axes)
     parts = min(wanted, size)
     return AxisSplit(-axis, parts) if parts >= MIN_PARTS else None
@@ -231,9 +241,7 @@ def _split(node: Compute, cut: AxisSplit, private: Mapping[Ref, Compute]) -> Com
         partial, shape, body, "reduce", axes, node.op, after=node.after, origins=node.origins
     )
     partial.producer = first
-    node.shape = tuple(
-        (parts if k == axis else 1) if k in node.axes else s for k, s in enumerate(node.shape)
-    )
+    node.shape = _of_parts(node, axis, parts)
     idx = domain(node.shape)
     node.body = ir.load(partial, [*idx[: axis + 1], ZERO, *idx[axis + 1 :]])
     node.axes = (axis,)
