@@ -186,16 +186,10 @@ def _sources(steps: Sequence[Any]) -> list[Ref]:
         if isinstance(step, Call):
             reads, writes = step.reads(), list(step.outs)
         else:
-            reads, writes = _kernel_refs(step)
+            reads, writes = [x.ref for x in step.reads()], [s.ref for s in step.stores()]
         found += [r for r in reads if r.root not in made]
         made |= {r.root for r in writes}
     return found
-
-
-def _kernel_refs(kernel: Kernel) -> tuple[list[Ref], list[Ref]]:
-    reads = [item.ref for item in kernel.reads()]
-    writes = [s.ref for s in kernel.stores()]
-    return reads, writes
 
 
 def device_seconds(run: Callable[[], Any], device: torch.device) -> float:

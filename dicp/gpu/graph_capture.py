@@ -17,9 +17,10 @@ from typing import Any
 import torch
 
 from dicp.errors import FallbackWarning
-from dicp.gpu.launch import index_of
+from dicp.gpu.launch import index_of, place_of
 from dicp.gpu.library import FUSED_ATTENTION
 from dicp.gpu.thresholds import MAX_CAPTURES, ORDINARY_RUNS
+from dicp.loop.schedule.placement import is_ref
 from dicp.serialize import resolve_operator
 from dicp.target import Executable
 from dicp.torch_private import HOST, current_stream, schema_of
@@ -100,6 +101,7 @@ class CapturedProgram:
         self.device = torch.device(program["device"])
         self.reason = capture_obstacle(program)
         self.fixed = sorted({*static_inputs, *_written_inputs(program)} & set(_tensors(program)))
+        self.aliased = [_aliased_input(program, output) for output in program["outputs"]]
         self._captures: list[Capture] = []
         self._calls = 0
         self._lock = threading.Lock()
@@ -172,25 +174,29 @@ class CapturedProgram:
             buffer.copy_(inputs[position])
         capture.replay()
         results = [
-            self._result(plain, value, inputs)
-            for plain, value in zip(self.program["outputs"], capture.outputs, strict=True)
+            _result(value, aliased, inputs)
+            for value, aliased in zip(capture.outputs, self.aliased, strict=True)
         ]
         inputs.clear()
         return results
 
-    def _result(self, plain: Any, value: Any, inputs: Sequence[Any]) -> Any:
-        """The result to return: a copy, or a view of the input if the output aliases an input."""
-        if not isinstance(value, torch.Tensor):
-            return value
-        slot, offset = plain["ref"], 0
-        buffers = self.program["buffers"]
-        while buffers[slot]["base"] is not None:
-            offset += buffers[slot]["offset"]
-            slot = buffers[slot]["base"]
-        if buffers[slot]["role"] != "input":
-            return value.clone()
-        source = inputs[self.program["inputs"].index(slot)]
-        return source.as_strided(value.shape, value.stride(), source.storage_offset() + offset)
+
+def _aliased_input(program: Mapping[str, Any], output: Any) -> tuple[int, int] | None:
+    """The position of the input whose memory an output shows, and the bytes before it there."""
+    place = place_of(program["buffers"], output["ref"]) if is_ref(output) else None
+    if place is None or program["buffers"][place.root]["role"] != "input":
+        return None
+    return program["inputs"].index(place.root), place.offset or 0
+
+
+def _result(value: Any, aliased: tuple[int, int] | None, inputs: Sequence[Any]) -> Any:
+    """The result to return: a copy, or a view of the input if the output aliases an input."""
+    if not isinstance(value, torch.Tensor):
+        return value
+    if aliased is None:
+        return value.clone()
+    source, offset = inputs[aliased[0]], aliased[1] // value.element_size()
+    return source.as_strided(value.shape, value.stride(), source.storage_offset() + offset)
 
 
 def _tensors(program: Mapping[str, Any]) -> list[int]:
@@ -200,14 +206,9 @@ def _tensors(program: Mapping[str, Any]) -> list[int]:
 
 def _written_inputs(program: Mapping[str, Any]) -> set[int]:
     """Positions of inputs that a kernel stores into."""
-    written: set[int] = set()
-    for step in program["steps"]:
-        for slot in step.get("writes", ()):
-            while program["buffers"][slot]["base"] is not None:
-                slot = program["buffers"][slot]["base"]
-            if slot in program["inputs"]:
-                written.add(program["inputs"].index(slot))
-    return written
+    slots = {slot for step in program["steps"] for slot in step.get("writes", ())}
+    roots = {place_of(program["buffers"], slot).root for slot in slots}
+    return {k for k, slot in enumerate(program["inputs"]) if slot in roots}
 
 
 def _copy(tensor: torch.Tensor) -> torch.Tensor:
