@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -18,10 +19,12 @@ from dicp.gpu.random_groups import split
 from dicp.loop.ir import expr as ir
 from dicp.loop.ir.expr import Checked, Convert, Expr, IndexValue, Named, Read
 from dicp.loop.ir.index import FloorDiv, Index, Indirect, Mod, Size, Var, product
-from dicp.loop.ir.kernel import Kernel, Let, Reduce, Scan, ScratchStore, Store
+from dicp.loop.ir.kernel import Kernel, Let, Reduce, Scan, ScratchStore, Store, kernel_name
 from dicp.loop.ir.ops import INDEX_CHECKS, PHILOX_NEIGHBOURS
+from dicp.loop.program import RenderedKernel
 from dicp.vendor.triton.render.spelling import (
     ATOMIC,
+    ELEMENT,
     SHARED,
     VALUE_TYPE,
     VARIANTS,
@@ -93,6 +96,26 @@ class Emitter(Values[Axes]):
         self.scopes = [Scope(1)]
         for axis in axes:
             self.places[axis.index] = self.places[axis.mask] = frozenset((axis.name,))
+
+    def rendered(
+        self, body: str, distinct: object, launch: Mapping[str, Any], whole: bool
+    ) -> RenderedKernel:
+        """The kernel with the text `body`, and with a name of its own for each text and `distinct`.
+
+        launch: the grid, the axes and what they need. whole: whether the reduced axis is one block.
+        """
+        given = {
+            **launch,
+            "elements": [ELEMENT[r.dtype] for r in self.args],
+            "checks": any(kind in INDEX_CHECKS for kind, _ in self.sites),
+            "whole": whole,
+            "reaches": list(self.reaches),
+        }
+        name = kernel_name(self.kernel.origins, f"{body} {distinct}")
+        return RenderedKernel(
+            name, body, tuple(self.args), tuple(self.symbols), self.kernel, tuple(self.sites),
+            {"launch": given},
+        )  # fmt: skip
 
     # ---- shapes -------------------------------------------------------------------------------
 

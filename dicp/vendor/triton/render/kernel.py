@@ -5,13 +5,11 @@ from __future__ import annotations
 from dicp.gpu.form import PointTile, ReductionTile, RowLoop, TileForm
 from dicp.gpu.products import ProductTile
 from dicp.loop.ir.index import Var
-from dicp.loop.ir.kernel import Kernel, kernel_name
-from dicp.loop.ir.ops import INDEX_CHECKS
+from dicp.loop.ir.kernel import Kernel
 from dicp.loop.program import RenderedKernel
 from dicp.vendor.triton.render.emit import Axis
 from dicp.vendor.triton.render.product import render_product
 from dicp.vendor.triton.render.reduction import LoopedRows, Reduction
-from dicp.vendor.triton.render.spelling import ELEMENT
 from dicp.vendor.triton.render.writer import Writer
 
 
@@ -50,17 +48,6 @@ def _finish(writer: Writer, form: TileForm) -> RenderedKernel:
     names = [*writer.args.values(), *writer.symbols.values()]
     names += ["INDEX: tl.constexpr", *(f"{name.upper()}BLOCK: tl.constexpr" for name in found)]
     body = "\n".join([f"({', '.join(names)}):", *writer.scopes[0].lines])
-    launch = {
-        "grid": writer.grid(),
-        "axes": found,
-        "warps": form.tile.warps,
-        "elements": [ELEMENT[r.dtype] for r in writer.args],
-        "checks": any(kind in INDEX_CHECKS for kind, _ in writer.sites),
-        "whole": form.tile.persistent,
-        "reaches": list(writer.reaches),
-    }
-    name = kernel_name(writer.kernel.origins, f"{body} {form.tile.warps}")
-    return RenderedKernel(
-        name, body, tuple(writer.args), tuple(writer.symbols), writer.kernel, tuple(writer.sites),
-        {"launch": launch},
-    )  # fmt: skip
+    tile = form.tile
+    launch = {"grid": writer.grid(), "axes": found, "warps": tile.warps}
+    return writer.rendered(body, tile.warps, launch, tile.persistent)

@@ -11,15 +11,12 @@ from typing import Any
 
 from dicp.codegen.values import local
 from dicp.gpu.products import RESULT, TOTAL, ProductTile
-from dicp.loop.ir.expr import Ref
 from dicp.loop.ir.index import Size, Var, normal, quotient
-from dicp.loop.ir.kernel import Kernel, kernel_name
-from dicp.loop.ir.ops import INDEX_CHECKS
+from dicp.loop.ir.kernel import Kernel
 from dicp.loop.program import RenderedKernel
 from dicp.serialize import encode_size
 from dicp.template import render_template
 from dicp.vendor.triton.render.emit import EVERYWHERE, Axis, Emitter
-from dicp.vendor.triton.render.spelling import ELEMENT
 
 SKELETON = Path(__file__).parent / "product.py.jinja"
 
@@ -67,12 +64,7 @@ def render_product(kernel: Kernel, form: ProductTile) -> RenderedKernel:
         precision="tf32" if form.tf32 else "ieee", after=writer.scopes[0].lines, **of_parts,
         **operands,
     ).rstrip()  # fmt: skip
-    launch = _launch(writer, axes, form, batch if several else None)
-    name = kernel_name(kernel.origins, f"{body} {tiling}")
-    return RenderedKernel(
-        name, body, tuple(writer.args), tuple(writer.symbols), kernel,
-        tuple(writer.sites), {"launch": launch},
-    )  # fmt: skip
+    return writer.rendered(body, tiling, _launch(axes, form, batch if several else None), False)
 
 
 def _operand(writer: Emitter, name: str, strides: tuple[Size, ...], depth: int) -> dict[str, str]:
@@ -94,9 +86,7 @@ def _names(writer: Emitter, several: bool) -> list[str]:
     return [*writer.args.values(), *writer.symbols.values(), *constants]
 
 
-def _launch(
-    writer: Emitter, axes: list[Axis], form: ProductTile, batch: Size | None
-) -> dict[str, Any]:
+def _launch(axes: list[Axis], form: ProductTile, batch: Size | None) -> dict[str, Any]:
     found: dict[str, Any] = {}
     if batch is not None:
         found["z"] = {"size": encode_size(batch), "block": 1, "masked": False, "fixed": True}
@@ -105,15 +95,10 @@ def _launch(
             "size": encode_size(axis.size), "block": axis.block, "masked": axis.masked,
             "least": form.least,
         }  # fmt: skip
-    args: list[Ref] = list(writer.args)
     return {
         "grid": list(found),
         "axes": found,
         "constants": {"KBLOCK": form.tiling.k},
         "warps": form.tiling.warps,
         "stages": form.tiling.stages,
-        "elements": [ELEMENT[r.dtype] for r in args],
-        "checks": any(kind in INDEX_CHECKS for kind, _ in writer.sites),
-        "whole": False,
-        "reaches": list(writer.reaches),
     }
