@@ -32,7 +32,7 @@ def program_record(
     target: Target, program: Program, source: Source, gm: fx.GraphModule, config: Config
 ) -> dict[str, Any]:
     """A program's outline for the sizes of the first call, with operation counts and texts."""
-    sizes = first_sizes(n.meta.get("val") for n in gm.graph.find_nodes(op="placeholder"))
+    sizes = first_sizes(gm)
     named = {str(symbol): size for symbol, size in sizes.items()}
     record = {
         "format": FORMAT, "target": target.name, "sizes": named, "steps": [], "tensors": [],

@@ -54,7 +54,7 @@ def symbol_sources(gm: fx.GraphModule) -> dict[Any, tuple[int, ...]] | None:
 
 def traced_sizes(gm: fx.GraphModule, sources: Sources) -> Sizes | None:
     """The sizes of the call that the graph was traced for; None where one is not known."""
-    values = first_sizes(n.meta.get("val") for n in gm.graph.find_nodes(op="placeholder"))
+    values = first_sizes(gm)
     return tuple(values[s] for s in sources) if sources.keys() <= values.keys() else None
 
 

@@ -112,10 +112,11 @@ def hint_of(size: Any) -> int:
     return int(size.node.hint) if known else UNKNOWN_SIZE
 
 
-def first_sizes(tensors: Iterable[Any]) -> dict[Any, int]:
-    """The symbols in the shapes of fake tensors, and their values in the first call."""
+def first_sizes(gm: fx.GraphModule) -> dict[Any, int]:
+    """The symbols in the sizes of a graph's inputs, and their values in the first call."""
     found: dict[Any, int] = {}
-    for tensor in tensors:
+    for node in gm.graph.find_nodes(op="placeholder"):
+        tensor = node.meta.get("val")
         for size in tensor.shape if isinstance(tensor, torch.Tensor) else (tensor,):
             if is_plain_symbol(size) and size.node.has_hint() and not is_jagged_size(size):
                 found[size.node.expr] = int(size.node.hint)

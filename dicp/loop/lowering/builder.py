@@ -262,9 +262,7 @@ class GraphBuilder:
 
     @cached_property
     def _first_sizes(self) -> dict[str, int]:
-        inputs = self.gm.graph.find_nodes(op="placeholder")
-        first = first_sizes(n.meta.get("val") for n in inputs)
-        return {symbol.name: size for symbol, size in first.items()}
+        return {symbol.name: size for symbol, size in first_sizes(self.gm).items()}
 
     def first_sizes(self, sizes: Sequence[Size]) -> tuple[Size, ...]:
         """Sizes as in the call that the graph was traced for, where they depend on no data.

@@ -69,11 +69,9 @@ class MacaTarget(GpuTarget):
     def schedule(
         self, gm: fx.GraphModule, graph: Graph, device: str, config: Config
     ) -> Sequence[Any]:
-        inputs = gm.graph.find_nodes(op="placeholder")
-        first = first_sizes(n.meta.get("val") for n in inputs)
         facts = facts_for(config.vendor.get("maca_nvidia", 0))
-        sums, with_form = cross_row_sums(graph, first, facts), partial(with_threads, facts=facts)
-        return schedule(graph, config.fuse, sums, with_form).steps
+        sums = cross_row_sums(graph, first_sizes(gm), facts)
+        return schedule(graph, config.fuse, sums, partial(with_threads, facts=facts)).steps
 
     def render_kernel(self, kernel: Kernel, config: Config) -> RenderedKernel:
         return render(kernel)

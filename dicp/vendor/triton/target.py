@@ -65,9 +65,7 @@ class TritonTarget(GpuTarget):
     def schedule(
         self, gm: fx.GraphModule, graph: Graph, device: str, config: Config
     ) -> Sequence[Step]:
-        inputs = gm.graph.find_nodes(op="placeholder")
-        first = first_sizes(n.meta.get("val") for n in inputs)
-        cross_row = cross_row_sums(graph, first, GPU)
+        cross_row = cross_row_sums(graph, first_sizes(gm), GPU)
         steps = schedule(graph, config.fuse, cross_row, self.with_form).steps
         choose = self.chooser(device, config)
         return place_products(steps, graph.outputs, choose, self.with_form, tf32_allowed())
