@@ -93,21 +93,23 @@ class Ops(Builder):
         wider dtype without loss (or, for an operator that only moves bits, to one of the same
         size), and the results converted back."""
         prototype = self.dialect.prototypes.get(kind)
-        if prototype is None and kind in VOCABULARY:
-            raise NoRule(f"{self.dialect.name} has no {kind}")
+        if prototype is None:
+            if kind in VOCABULARY:
+                raise NoRule(f"{self.dialect.name} has no {kind}")
+            return super().ops(kind, *operands, **attrs)  # which raises PrototypeError
         given = dict(enumerate(operands))
         changed: dict[str, torch.dtype] = {}
-        for position, port in enumerate(prototype.inputs if prototype else ()):
+        for position, port in enumerate(prototype.inputs):
             leader = port.same_as or port.name
             dtype = _dtype_of(given.get(position))
-            if prototype is None or dtype is None or self._takes(kind, port, dtype):
+            if dtype is None or self._takes(kind, port, dtype):
                 continue
             if not port.same_as and not prototype.written:
                 stand_in = self._stand_in(kind, port, dtype)
                 changed |= {} if stand_in is None else {leader: dtype}
                 given |= self._converted(prototype.inputs, given, leader, stand_in)
         results = super().ops(kind, *given.values(), **attrs)
-        if not changed or prototype is None:
+        if not changed:
             return results
         many = prototype.outputs[0].arity == "many"
         ports = prototype.outputs[:1] * len(results) if many else prototype.outputs
@@ -170,14 +172,16 @@ class Ops(Builder):
     @property
     def dtype(self) -> torch.dtype:
         """The dtype eager gives the (first) result."""
-        meta = self.meta[0] if isinstance(self.meta, (tuple, list)) else self.meta
-        return meta.dtype
+        return self._first_result().dtype
 
     @property
     def shape(self) -> tuple[Any, ...]:
         """The sizes eager gives the (first) result."""
-        meta = self.meta[0] if isinstance(self.meta, (tuple, list)) else self.meta
-        return tuple(meta.shape)
+        return tuple(self._first_result().shape)
+
+    def _first_result(self) -> torch.Tensor:
+        meta: Any = self.meta
+        return meta[0] if isinstance(meta, (tuple, list)) else meta
 
     def binary(self, kind: str, x: Operand, y: Operand, dtype: torch.dtype | None = None) -> Value:
         """`kind` on both operands in `dtype` (the result's), wider where a number needs it."""

@@ -62,9 +62,8 @@ class Hlir(Ops):
         """A random number that the host draws anew for every run: int64, shape (1,)."""
         return self._leaf("seed", self.fake((1,), torch.int64), None)
 
-    def iota(self, shape: Sequence[Any], dimension: int, dtype: torch.dtype = torch.int64) -> Value:
-        """Each element's place along a dimension."""
-        return self.hlir("Iota", dimension=dimension, type=ResultType(dtype, tuple(shape)))
+    def iota(self, shape: Sequence[Any], dimension: int) -> Value:
+        return self.hlir("Iota", dimension=dimension, type=ResultType(torch.int64, tuple(shape)))
 
     def compare(self, x: Value, y: Operand, direction: str) -> Value:
         """Whether `x` stands in this relation to `y`, a number or a value."""
@@ -120,11 +119,3 @@ class Hlir(Ops):
 
     def arange(self, size: Any, dtype: torch.dtype = torch.int64) -> Value:
         return self.cast(self.iota([size], 0), dtype)
-
-    def truth(self, x: Value) -> Value:
-        return x if x.dtype == torch.bool else self.compare(x, 0, "NE")
-
-    def reduce(self, kind: str, x: Value, axes: Sequence[int], keep: bool) -> Value:
-        return (
-            self.op(kind, x, self.ints([a % x.ndim for a in axes]), keep_dims=keep) if axes else x
-        )
