@@ -215,25 +215,28 @@ def _pair(
     chain = _score_gradients(last, match)
     if chain is None:
         return None
-    dq, dk = _factor_gradients(chain, scores[0])
-    dv = [n for n in grad.users if n.target is aten.bmm.default
-          and _is_transposed(n.args[0], product.args[0]) and n.args[1] is grad]  # fmt: skip
+    for_v = [n for n in grad.users if n.target is aten.bmm.default
+             and _is_transposed(n.args[0], product.args[0]) and n.args[1] is grad]  # fmt: skip
+    products = (*_factor_gradients(chain, scores[0]), for_v)
+    if any(len(found) > 1 for found in products):
+        return None
     matched = set(match.nodes)
     forward = reachable(scores, lambda n: matched.intersection(n.users)) - {out, product}
     aliases = _aliases(soft)
-    transposed = {n.args[0] for n in dv}
+    transposed = {n.args[0] for n in for_v}
     inner = forward | aliases | transposed | chain | {last, *dropped}
     inner |= {*_chain_to(given, d_probabilities)}
     inner |= {product} - {out}
     if any(_rounds_apart(node, out) for node in inner):
         return None
-    own = {out, product, *inner, *dq, *dk, *dv}
+    own = {out, product, *inner}.union(*products)
     read = {node for node in inner if any(user not in own for user in node.users)}
     dmask = tuple(read & _aliases(last))
-    counted = max(len(x) for x in (dq, dk, dv)) <= 1
-    closed = counted and len(read) == len(dmask) and ("bias" in match.bound or not dmask)
-    pair = _Pair(match, out, grad, _only(dq), _only(dk), _only(dv), dmask, frozenset(inner))
-    return pair if closed and pair.gradients() else None
+    if len(read) > len(dmask) or (dmask and "bias" not in match.bound):
+        return None  # another node reads scores or probabilities
+    dq, dk, dv = (found[0] if found else None for found in products)
+    pair = _Pair(match, out, grad, dq, dk, dv, dmask, frozenset(inner))
+    return pair if pair.gradients() else None
 
 
 def _rounds_apart(node: fx.Node, out: fx.Node) -> bool:
@@ -267,10 +270,6 @@ def _through_dropout(match: Match, last: fx.Node) -> tuple[Any, set[fx.Node]] | 
         return None
     inner = {dropout, *dropout.users, *masks, *_aliases_of_result(dropout, 0), *_aliases(masked)}
     return masked.args[0], inner | {*_chain_to(last.args[0], step)}
-
-
-def _only(nodes: list[fx.Node]) -> fx.Node | None:
-    return nodes[0] if nodes else None
 
 
 def _chain_to(node: Any, end: fx.Node) -> Iterator[fx.Node]:
