@@ -36,7 +36,7 @@ class OperatorNames:
     @cached_property
     def _theirs(self) -> re.Pattern[str]:
         """test_out_linalg_svd_privateuse1_float32: dots of operators are underscores."""
-        known = sorted((name.replace(".", "_") for name in self.names), key=len, reverse=True)
+        known = sorted(self._by_underscores, key=len, reverse=True)
         dtypes = "|".join(DTYPES)
         listed = "|".join(map(re.escape, known))
         return re.compile(rf"test_.*?({listed})_[a-z0-9]+?(_({dtypes}))?")

@@ -59,16 +59,11 @@ class OperatorCase:
         gradients: bool = False,
     ) -> None:
         """Fail if a sample differs from eager; skip if eager takes none of them."""
-        problems: list[str] = []
-        took = 0
         graphs = self.backend.graphs if self.backend else 0
-        for number, sample in enumerate(samples):
-            found = self.problems(variant(sample), sample, gradients)
-            took += found is not None
-            problems += [f"sample {number}: {text}" for text in found or ()]
-        assert not problems, "\n".join(problems[:SHOWN_PROBLEMS])
-        if not took:
-            pytest.skip("eager takes none of the samples")
+        _judge(
+            (f"sample {number}", self.problems(variant(sample), sample, gradients))
+            for number, sample in enumerate(samples)
+        )
         if self.backend is not None and self.backend.graphs == graphs:
             pytest.skip("no graph reaches the backend: Dynamo leaves the operator to eager")
 
@@ -94,7 +89,7 @@ class OperatorCase:
         exact = _grouped(reference or function)
         on_host = self._on_host(group)
         try:
-            eager, random = _seeded(exact, [on_host], flags)
+            eager, random = _seeded(exact, on_host, flags)
         except NotImplementedError:  # it has no kernel for a dtype, which the device may have
             return None
         except Exception as error:
@@ -149,7 +144,7 @@ class OperatorCase:
             options = {"fallback_random": True} if self.backend.is_dicp else None
             call = torch.compile(call, backend=self.backend, dynamic=False, options=options)
         with created_on(self.device):
-            results, _ = _seeded(call, [group], flags)
+            results, _ = _seeded(call, group, flags)
         return results
 
     def _on_host(self, group: Any) -> Any:
@@ -188,26 +183,25 @@ class TestOperators:
 
     def test_out(self, case: OperatorCase) -> None:
         """Results into given tensors: as large, with gaps, without elements, of another dtype."""
-        problems: list[str] = []
-        took = 0
-        for number, sample in enumerate(case.samples()):
-            for kind, given in case.outs(sample):
-                found = case.problems(case.op, given, refusals=True)
-                if found and kind == "with gaps":  # eager writes some as if there were none
-                    right = case.problems(case.op, given, reference=_with_copy_to_out(case.op))
-                    found = found if right else right
-                took += found is not None
-                problems += [f"sample {number}, out {kind}: {text}" for text in found or ()]
-        assert not problems, "\n".join(problems[:SHOWN_PROBLEMS])
-        if not took:
-            pytest.skip("eager takes none of the samples")
+
+        def problems(kind: str, given: Any) -> list[str] | None:
+            found = case.problems(case.op, given, refusals=True)
+            if found and kind == "with gaps":  # eager writes some as if there were none
+                right = case.problems(case.op, given, reference=_with_copy_to_out(case.op))
+                return found if right else right
+            return found
+
+        _judge(
+            (f"sample {number}, out {kind}", problems(kind, given))
+            for number, sample in enumerate(case.samples())
+            for kind, given in case.outs(sample)
+        )
 
     def test_errors(self, case: OperatorCase) -> None:
         """What eager refuses is refused."""
         errors = case.op.error_inputs(case.device)
         found = (case.problems(case.op, e.sample_input, refusals=True) for e in errors)
-        problems = [text for texts in found for text in texts or ()]
-        assert not problems, "\n".join(problems[:SHOWN_PROBLEMS])
+        _fail_with([text for texts in found for text in texts or ()])
 
     def test_dtypes(self, case: OperatorCase) -> None:
         """Every dtype gives a result where it does in eager on the CPU, and else an error."""
@@ -220,7 +214,19 @@ class TestOperators:
                 continue
             found = case.problems(case.op, sample, refusals=True)
             problems += [f"{name}: {text}" for text in found or ()]
-        assert not problems, "\n".join(problems[:SHOWN_PROBLEMS])
+        _fail_with(problems)
+
+
+def _judge(found: Iterable[tuple[str, list[str] | None]]) -> None:
+    """Fail with the problems of samples, by their names; skip if eager takes none of them."""
+    taken = [(name, texts) for name, texts in found if texts is not None]
+    _fail_with([f"{name}: {text}" for name, texts in taken for text in texts])
+    if not taken:
+        pytest.skip("eager takes none of the samples")
+
+
+def _fail_with(problems: Sequence[str]) -> None:
+    assert not problems, "\n".join(problems[:SHOWN_PROBLEMS])
 
 
 def full_name(op: Any) -> str:
@@ -252,11 +258,11 @@ def spread(items: Iterable[Any], count: int) -> list[Any]:
     return [found[round(k * (len(found) - 1) / max(count - 1, 1))] for k in range(count)]
 
 
-def _seeded(call: Any, groups: list[Any], flags: Sequence[bool]) -> tuple[Results, bool]:
-    """The results of the one group, and whether random numbers of the host were drawn."""
+def _seeded(call: Any, group: Any, flags: Sequence[bool]) -> tuple[Results, bool]:
+    """The results, and whether random numbers of the host were drawn."""
     torch.manual_seed(0)
     before = torch.get_rng_state()
-    (results,) = evaluate(call, groups, flags)
+    (results,) = evaluate(call, [group], flags)
     return results, not torch.equal(before, torch.get_rng_state())
 
 

@@ -32,7 +32,7 @@ def run(
     file_seconds: float,
 ) -> None:
     """Run all processes, `jobs` at a time; `report` is told of each result as it is made."""
-    rows: queue.Queue[Row | None] = queue.Queue()
+    rows: queue.Queue[Row] = queue.Queue()
 
     def work(unit: Unit) -> None:
         deadline = time.monotonic() + file_seconds
@@ -42,11 +42,9 @@ def run(
         pending = [pool.submit(work, unit) for unit in plan.units]
         while not all(one.done() for one in pending) or not rows.empty():
             try:
-                row = rows.get(timeout=0.2)
+                report(rows.get(timeout=0.2))
             except queue.Empty:
                 continue
-            assert row is not None
-            report(row)
         for one in pending:
             one.result()
 
