@@ -18,7 +18,7 @@ import torch
 from benchmarks import child
 from benchmarks.backends import EAGER, FRONT_END, parse
 from benchmarks.models import find
-from benchmarks.options import Options
+from benchmarks.options import Options, mode_of
 from benchmarks.report import Progress, Report, Row
 
 
@@ -71,17 +71,10 @@ def run(options: Options, report: Report, progress: Progress) -> None:
     report.unit, report.group_by = "s", "caches"
     report.note = (__doc__ or "").partition("\n\n")[2]
     backends = [b for b in dict.fromkeys([*options.backends, FRONT_END]) if b != EAGER]
-    models = find(options.names)
-    cases = [
-        (m, d, t, b)
-        for t in options.modes
-        for d in options.dtypes
-        for m in models
-        for b in backends
-    ]
+    cases = [(*case, b) for case in options.cases(find(options.names)) for b in backends]
     rows: dict[tuple[str, str, bool, str], Row] = {}
     for model, dtype, train, backend in progress.over(cases, lambda c: f"{c[0].name} {c[3]}"):
-        mode = "training" if train else "inference"
+        mode = mode_of(train)
         for state in ("cold", "warm"):
             if (model.name, dtype, train, state) not in rows:
                 row = Row(model.name, {"caches": state, "mode": mode, "dtype": dtype}, detail={})

@@ -33,7 +33,6 @@ from benchmarks.gpu_goals import goal_rows
 from benchmarks.options import Options
 from benchmarks.report import Progress, Report, Row
 
-ROOT = Path(__file__).resolve().parent.parent
 KERNELS = (
     "softmax", "layer_norm", "layer_norm_backward", "rms_norm", "rms_norm_backward",
     "cross_entropy", "cross_entropy_backward", "residual_norm", "adam", "swiglu", "gelu", "rotary",
@@ -248,8 +247,9 @@ def tested(
     ending = ""
     with log.open("w") as output:
         process = subprocess.Popen(
-            command, cwd=ROOT, stdout=output, stderr=subprocess.STDOUT, start_new_session=True,
+            command, cwd=child.ROOT, stdout=output, stderr=subprocess.STDOUT,
             env={**os.environ, "DICP_COMPILE_JOBS": "2", "OMP_NUM_THREADS": "1"},
+            start_new_session=True,
         )  # fmt: skip
         try:
             process.wait(seconds)

@@ -25,27 +25,17 @@ def kernel(name: str, backends: list[str], device: str, full: bool, seconds: flo
 
 def model(item: str, backends: list[str], device: str, full: bool, seconds: float) -> Any:
     """Time and peak memory of a step of "name mode" on every backend, and whether it is right."""
-    work = _workload(item, device, full)
-    reference = work.reference()
-    steps, memory, wrong, failures = {}, {}, {}, {}
-    for label in dict.fromkeys([EAGER, *backends]):
-        step = work.step(parse(label))
-        try:
-            step()
-            found = work.worst_error(step, reference)
-            memory[label] = _peak(step, device)  # before the next backend allocates memory
-        except Exception as error:  # a backend that fails does not stop the others
-            failures[label] = f"{type(error).__name__}: {error}"[:1500]
-            continue
-        steps[label] = step
-        if not found["ok"]:
-            wrong[label] = found["worst"]
-    del reference
+    work, memory = _workload(item, device, full), {}
+
+    def visit(label: str, step: Any) -> None:
+        memory[label] = _peak(step, device)  # before the next backend allocates memory
+
+    steps, found, failures = work.steps(backends, visit)
     samples = alternate(steps, seconds, device)
     return {
         "samples": {label: asdict(sample) for label, sample in samples.items()},
         "memory": memory,
-        "wrong": wrong,
+        "wrong": {label: error["worst"] for label, error in found.items() if not error["ok"]},
         "failures": failures,
     }
 

@@ -8,7 +8,7 @@ allocator is told to keep what is freed: fresh pages would cost several times th
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
@@ -19,7 +19,7 @@ from torch.utils import _pytree as pytree
 from benchmarks import child
 from benchmarks.backends import EAGER, parse
 from benchmarks.measure import alternate
-from benchmarks.options import Options
+from benchmarks.options import Options, chosen
 from benchmarks.report import Progress, Report, Row
 from dicp.testing.accuracy import InDouble, errors, named_tensors, to_double
 
@@ -213,11 +213,7 @@ KERNELS = (
 
 def find(names: tuple[str, ...]) -> list[Kernel]:
     """The named kernels, all without names; LookupError on a wrong one."""
-    known = {kernel.name: kernel for kernel in KERNELS}
-    wrong = sorted(set(names) - known.keys())
-    if wrong:
-        raise LookupError(f"unknown kernels {wrong}; known: {', '.join(known)}")
-    return [kernel for kernel in KERNELS if not names or kernel.name in names]
+    return chosen("kernels", KERNELS, names)
 
 
 def bytes_moved(kernel: Kernel, inputs: Sequence[Tensor], results: Any) -> int:
@@ -271,7 +267,7 @@ def measure_size(
         samples = alternate(runs, seconds, device)
     return {
         "bytes": moved,
-        "samples": {label: sample.as_json() for label, sample in samples.items()},
+        "samples": {label: asdict(sample) for label, sample in samples.items()},
         "wrong": wrong,
         "failures": failures,
     }

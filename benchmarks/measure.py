@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -26,14 +26,6 @@ class Sample:
     low: float
     high: float
     count: int
-
-    @property
-    def spread(self) -> float:
-        """The distance between the quartiles as a share of the median."""
-        return (self.high - self.low) / self.median if self.median else 0.0
-
-    def as_json(self) -> dict[str, float]:
-        return asdict(self)
 
 
 def summarize(seconds: list[float]) -> Sample:

@@ -22,7 +22,7 @@ import torch
 from benchmarks import child
 from benchmarks.backends import EAGER, parse
 from benchmarks.models import find
-from benchmarks.options import Options
+from benchmarks.options import Options, mode_of
 from benchmarks.report import Progress, Report, Row
 
 STEPS = 5
@@ -119,11 +119,9 @@ def run(options: Options, report: Report, progress: Progress) -> None:
     report.unit, report.group_by = "MiB", "peak"
     report.note = (__doc__ or "").partition("\n\n")[2]
     backends = list(dict.fromkeys([EAGER, *options.backends]))
-    models = find(options.names)
-    cases = [(m, d, t) for t in options.modes for d in options.dtypes for m in models]
+    cases = options.cases(find(options.names))
     for model, dtype, train in progress.over(cases, lambda case: case[0].name):
-        mode = "training" if train else "inference"
-        facts = {"mode": mode, "dtype": dtype}
+        facts = {"mode": mode_of(train), "dtype": dtype}
         rows = {kind: Row(model.name, {"peak": kind, **facts}) for kind in KINDS}
         report.rows.extend(rows.values())
         for backend in backends:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.model import Batch, Model, itself, random_classes, random_values
+from benchmarks.options import chosen
 from dicp.testing import torchvision_operators
 
 torchvision_operators.define()
@@ -310,8 +311,4 @@ MODELS = (
 
 def find(names: tuple[str, ...]) -> list[Model]:
     """The named models in the order of the table, all without names; LookupError on a wrong one."""
-    known = {model.name: model for model in MODELS}
-    wrong = sorted(set(names) - known.keys())
-    if wrong:
-        raise LookupError(f"unknown models {wrong}; known: {', '.join(known)}")
-    return [model for model in MODELS if not names or model.name in names]
+    return chosen("models", MODELS, names)

@@ -2,9 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, TypeVar
+
+
+class Named(Protocol):
+    """A model or a kernel."""
+
+    @property
+    def name(self) -> str: ...
+
+
+Chosen = TypeVar("Chosen", bound=Named)
 
 
 @dataclass(frozen=True)
@@ -29,6 +40,10 @@ class Options:
             "device": self.device,
         }  # fmt: skip
 
+    def cases(self, models: Sequence[Chosen]) -> list[tuple[Chosen, str, bool]]:
+        """Each model with each dtype in each mode."""
+        return [(m, d, t) for t in self.modes for d in self.dtypes for m in models]
+
     @property
     def file_name(self) -> str:
         """The name of the result files: one per command, mode, dtype and device."""
@@ -38,3 +53,19 @@ class Options:
         if self.command == "gpu":  # it has modes and types of its own
             return f"gpu-{self.device}{part}"
         return f"{self.command}{mode}-{'-'.join(self.dtypes)}-{self.device}{part}"
+
+
+def chosen(kind: str, table: Sequence[Chosen], names: Sequence[str]) -> list[Chosen]:
+    """The named entries in the order of the table, all without names.
+
+    Raises LookupError for a name that is not in the table.
+    """
+    known = [entry.name for entry in table]
+    wrong = sorted({*names} - {*known})
+    if wrong:
+        raise LookupError(f"unknown {kind} {wrong}; known: {', '.join(known)}")
+    return [entry for entry in table if not names or entry.name in names]
+
+
+def mode_of(train: bool) -> str:
+    return "training" if train else "inference"

@@ -16,7 +16,7 @@ from benchmarks import child
 from benchmarks.backends import EAGER, FRONT_END, parse
 from benchmarks.compile import cold_and_warm, middle, stages
 from benchmarks.measure import alternate
-from benchmarks.options import Options
+from benchmarks.options import Options, mode_of
 from benchmarks.report import Progress, Report, Row
 
 
@@ -59,7 +59,7 @@ def run(options: Options, report: Report, progress: Progress) -> None:
     cases = [(n, t, b) for t in options.modes for n in options.layers for b in backends]
     rows: dict[tuple[int, bool, str], Row] = {}
     for layers, train, backend in progress.over(cases, lambda c: f"{c[0]} layers, {c[2]}"):
-        mode = "training" if train else "inference"
+        mode = mode_of(train)
         for what in ("cold", "warm", "step"):
             if (layers, train, what) not in rows:
                 row = Row(f"{layers} layers", {"what": what, "mode": mode}, detail={})

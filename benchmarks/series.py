@@ -21,7 +21,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
+from benchmarks.child import ROOT
+
 POLL = 0.1
 TAIL = 1500
 

@@ -8,10 +8,9 @@ from typing import Any
 import torch
 
 from benchmarks import child
-from benchmarks.backends import EAGER, parse
 from benchmarks.measure import Rates, alternate
 from benchmarks.models import find
-from benchmarks.options import Options
+from benchmarks.options import Options, mode_of
 from benchmarks.report import Progress, Report, Row
 
 NOTE = """limit: library FLOPs at the best rate measured, plus unavoidable bytes. library: what the
@@ -27,22 +26,11 @@ def measure(
 
     kind = getattr(torch, dtype)
     work = Workload.prepare(find((model,))[0], train, kind, device)
-    reference = work.reference()
-    steps, found, failures = {}, {}, {}
-    for label in dict.fromkeys([EAGER, *backends]):
-        step = work.step(parse(label))
-        try:
-            step()
-            found[label] = work.worst_error(step, reference)
-        except Exception as error:  # a backend that fails does not stop the others
-            failures[label] = f"{type(error).__name__}: {error}"[:2000]
-            continue
-        steps[label] = step
-    del reference
+    steps, found, failures = work.steps(backends, lambda label, step: None)
     samples = alternate(steps, seconds, device)
     costs, rates = work.costs(), Rates.measure(kind, device)
     return {
-        "samples": {label: sample.as_json() for label, sample in samples.items()},
+        "samples": {label: asdict(sample) for label, sample in samples.items()},
         "errors": found,
         "failures": failures,
         "costs": costs,
@@ -56,11 +44,9 @@ def run(options: Options, report: Report, progress: Progress) -> None:
     """Every model, dtype and mode that the options name."""
     report.unit, report.floors = "ms", ("limit", "library")
     report.note = NOTE
-    models = find(options.names)
-    cases = [(m, d, t) for t in options.modes for d in options.dtypes for m in models]
+    cases = options.cases(find(options.names))
     for model, dtype, train in progress.over(cases, lambda case: case[0].name):
-        mode = "training" if train else "inference"
-        row = Row(model.name, {"kind": model.kind, "mode": mode, "dtype": dtype})
+        row = Row(model.name, {"kind": model.kind, "mode": mode_of(train), "dtype": dtype})
         report.rows.append(row)
         try:
             result = child.run(

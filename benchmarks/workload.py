@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 from torch.utils.flop_counter import FlopCounterMode
 
-from benchmarks.backends import Contestant
+from benchmarks.backends import EAGER, Contestant, parse
 from benchmarks.library_calls import LibraryCalls
 from benchmarks.model import Batch, Model, without_dropout
 from dicp.testing.accuracy import InDouble, errors, named_tensors, to_double
@@ -96,12 +96,12 @@ class Workload:
             self.train,
         )
         with InDouble():
-            return double.results(double.step(Contestant("eager", "eager")))
+            return double.results(double.step(parse(EAGER)))
 
     def worst_error(self, step: Callable[[], Any], reference: list[dict[str, Tensor]]) -> Any:
         """The result that uses the largest part of the fp64 rule's allowance, and that part."""
         buffers = copy.deepcopy(dict(self.net.named_buffers()))
-        eager = self.results(self.step(Contestant("eager", "eager")))
+        eager = self.results(self.step(parse(EAGER)))
         self._restore(buffers)
         got = self.results(step)
         self._restore(buffers)
@@ -114,17 +114,38 @@ class Workload:
             for name, buffer in self.net.named_buffers():
                 buffer.copy_(buffers[name])
 
+    def steps(
+        self, backends: Sequence[str], visit: Callable[[str, Callable[[], Any]], None]
+    ) -> tuple[dict[str, Callable[[], Any]], dict[str, Any], dict[str, str]]:
+        """The steps of eager and the backends, their worst errors, and why others fail.
+
+        `visit` is called with each label and step, before another backend runs.
+        """
+        reference = self.reference()
+        steps, found, failures = {}, {}, {}
+        for label in dict.fromkeys([EAGER, *backends]):
+            step = self.step(parse(label))
+            try:
+                step()
+                error = self.worst_error(step, reference)
+                visit(label, step)
+            except Exception as failure:  # a backend that fails does not stop the others
+                failures[label] = f"{type(failure).__name__}: {failure}"[:2000]
+                continue
+            steps[label], found[label] = step, error
+        return steps, found, failures
+
     def library_seconds(self) -> float:
         """The time of a step's library calls one by one, each by the fastest library."""
         with LibraryCalls() as calls:
-            self.step(Contestant("eager", "eager"))()
+            self.step(parse(EAGER))()
         return sum(calls.seconds(self.labels.device.type).values())
 
     def costs(self) -> dict[str, float]:
         """Library FLOPs, and the bytes a step moves at least: parameters, batch and results."""
         formulas = {torch.ops.aten.convolution_backward: convolution_backward_flops}
         with FlopCounterMode(display=False, custom_mapping=formulas) as counter:
-            outputs = self.results(self.step(Contestant("eager", "eager")))
+            outputs = self.results(self.step(parse(EAGER)))
         counts = counter.get_flop_counts()["Global"]
         convolution = sum(n for op, n in counts.items() if "convolution" in str(op))
         tensors = [*self.net.parameters(), *self.batch.values()]
