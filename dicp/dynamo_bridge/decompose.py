@@ -297,12 +297,25 @@ def replace_wrong_decompositions(gm: fx.GraphModule) -> None:
     _set_targets(gm, replacements)
 
 
+INTERPOLATIONS: dict[Any, dict[str, Any]] = {
+    F.interpolate: {},
+    F.upsample: {},
+    F.upsample_nearest: {},
+    F.upsample_bilinear: {"mode": "bilinear", "align_corners": True},
+}
+"""Function -> the arguments of `interpolate` that it stands for."""
+
+
 def keep_interpolation(gm: fx.GraphModule, target: Target, train: bool) -> None:
-    """Call ours, in Dynamo's graph, for interpolation whose gradient the target has a rule for."""
+    """Call ours, in Dynamo's graph, for interpolation. Its gradient is one operator if the target
+    has a rule for that."""
     replacements: dict[fx.Node, Callable[..., Any]] = {}
-    for node in gm.graph.find_nodes(op="call_function", target=F.interpolate):
-        mode = node.args[3] if len(node.args) > 3 else node.kwargs.get("mode", "nearest")
-        if not train or all(target.rule_kind(op) for op in gradients_of(str(mode))):
+    for function, chosen in INTERPOLATIONS.items():
+        for node in gm.graph.find_nodes(op="call_function", target=function):
+            given = {**node.kwargs, **chosen}
+            mode = node.args[3] if len(node.args) > 3 else given.get("mode", "nearest")
+            whole = not train or all(target.rule_kind(op) for op in gradients_of(str(mode)))
+            node.kwargs = {**given, "whole_gradient": whole}
             replacements[node] = interpolate
     _set_targets(gm, replacements)
 

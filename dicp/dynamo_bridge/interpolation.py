@@ -104,8 +104,10 @@ def interpolate(
     align_corners: bool | None = None,
     recompute_scale_factor: bool | None = None,
     antialias: bool = False,
+    whole_gradient: bool = True,
 ) -> Tensor:
-    """torch.nn.functional.interpolate, whose gradient is one operator where there is one."""
+    """torch.nn.functional.interpolate, whose gradient is one operator where there is one, if it is
+    not to be that of the decomposition (`whole_gradient`)."""
     of_bytes = input.dtype == torch.uint8
     name = _OF_BYTES.get(mode) if of_bytes else _MODES.get((mode, input.dim()))
     on_host = input.device.type == HOST
@@ -130,7 +132,8 @@ def interpolate(
     if of_bytes:
         with torch_private.below_autograd():
             return getattr(aten, name).default(input, sizes, *corners, *factors)  # type: ignore
-    return _Interpolation.apply(input, name, sizes, *corners, *factors)  # type: ignore[no-any-return]
+    run: Any = _Interpolation.apply if whole_gradient else _Interpolation.forward
+    return run(input, name, sizes, *corners, *factors)  # type: ignore[no-any-return]
 
 
 def _scaled(size: Any, factor: Any) -> Any:

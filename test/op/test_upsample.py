@@ -124,8 +124,9 @@ def test_op(case: Any, check_op: Any) -> None:
 LINEAR = (("linear", 1), ("bilinear", 2), ("trilinear", 3))
 
 
+@pytest.mark.parametrize("train", [False, True])
 @pytest.mark.parametrize(("mode", "dims"), LINEAR, ids=[mode for mode, _ in LINEAR])
-def test_numbers_beside_infinities(mode: str, dims: int, backend_name: str) -> None:
+def test_numbers_beside_infinities(mode: str, dims: int, train: bool, backend_name: str) -> None:
     """The difference of an infinity and its neighbour is no number that the result may hold."""
     x = torch.arange(2.0 * 4**dims).reshape(1, 2, *[4] * dims)
     x[0, 0].view(-1)[1], x[0, 1].view(-1)[2] = torch.inf, -torch.inf
@@ -133,7 +134,7 @@ def test_numbers_beside_infinities(mode: str, dims: int, backend_name: str) -> N
     def sizes(x: torch.Tensor) -> list[torch.Tensor]:
         return [F.interpolate(x, size=[size] * dims, mode=mode) for size in (3, 4, 7, 8)]
 
-    got = torch.compile(sizes, backend=backend_name, dynamic=False)(x)
+    got = torch.compile(sizes, backend=backend_name, dynamic=False)(x.requires_grad_(train))
     for mine, theirs in zip(got, sizes(x), strict=True):
         torch.testing.assert_close(mine, theirs, equal_nan=True)
 
@@ -181,6 +182,20 @@ def test_bytes_are_rounded_as_by_eager(mode: str, backend_name: str) -> None:
         x = torch.randint(0, 256, shape, dtype=torch.uint8)
         for mine, theirs in zip(compiled(x), resized(x), strict=True):
             assert torch.equal(mine, theirs)
+
+
+def test_old_names(backend_name: str) -> None:
+    """Each is computed as `interpolate` is, bytes in integers."""
+
+    def resized(x: torch.Tensor) -> list[torch.Tensor]:
+        several = (F.upsample_nearest, F.upsample_bilinear)
+        modes = [F.upsample(x, 7, mode=mode) for mode in ("nearest", "bilinear", "bicubic")]
+        return [*modes, *(f(x, scale_factor=2) for f in several)]
+
+    compiled = torch.compile(resized, backend=backend_name)
+    x = torch.randint(0, 256, (2, 3, 4, 5), dtype=torch.uint8)
+    for mine, theirs in zip(compiled(x), resized(x), strict=True):
+        assert torch.equal(mine, theirs)
 
 
 @pytest.mark.parametrize("factor", [2, 2.0, (3, 1.0)])
