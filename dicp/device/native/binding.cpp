@@ -364,7 +364,8 @@ namespace dicp {
 // Whole operators that PyTorch would otherwise take apart, or refuse, for an unknown device.
 TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   for (const char* name : {"convolution", "convolution_backward", "native_group_norm",
-                           "native_group_norm_backward", "native_layer_norm", "mode.values"})
+                           "native_group_norm_backward", "native_layer_norm", "mode.values", "addr",
+                           "addr.out"})
     m.impl(name, torch::CppFunction::makeFromBoxedFunction<&choose_path>());
   for (const char* name : kWindows)
     m.impl(name, torch::CppFunction::makeFromBoxedFunction<&choose_path>());
