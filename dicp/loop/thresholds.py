@@ -12,7 +12,7 @@ from __future__ import annotations
 MAX_UNROLLED = 32
 """Most window points whose sum is unrolled; more are a reduction loop."""
 MAX_ARGMAX = 128
-"""Most window points of a maximum, which is always unrolled: its index needs them in order."""
+"""Most window points of a maximum that are unrolled; more are reduction loops."""
 MAX_CHAIN = 8
 """Most points of a row that a maximum compares one after the other; chains of this length are then
 compared in a tree. A tree alone takes 1.4 times as long for 5 points, and a chain over a whole

@@ -217,6 +217,14 @@ CASES = [
         fixed=(2, 64),
         layouts=("contiguous",),
     ),
+    pool(
+        "max_of_whole_images",
+        lambda x: F.adaptive_max_pool2d(
+            x.round().masked_fill(x > 2.5, float("nan")), 1, return_indices=True
+        ),
+        (2, 3, 12, 13),
+        fixed=(12, 13),
+    ),
     pool("lp_pool2d", lambda x: F.lp_pool2d(x, 2, 3), T(X, 0.5, 2)),
     pool(
         "pool_channels_last_chain",

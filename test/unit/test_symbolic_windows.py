@@ -66,3 +66,12 @@ def test_symbolic_sizes_are_compiled(
         )  # fmt: skip
     assert all(report.counts["eager"] == 0 for report in backend.reports)
     assert len(backend.reports) == 2, "one forward and one backward graph for all sizes"
+
+
+@pytest.mark.parametrize("target", ["cpu", "triton"])
+def test_maximum_of_a_whole_image_is_compiled(target: str) -> None:
+    torch._dynamo.reset()
+    backend = dicp.Backend(target, cache=False)
+    x = torch.randn(2, 3, 12, 13)
+    torch.compile(lambda x: F.adaptive_max_pool2d(x, 1), backend=backend)(x)
+    assert all(report.counts["eager"] == 0 for report in backend.reports)

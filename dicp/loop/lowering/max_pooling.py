@@ -69,13 +69,16 @@ def maximum_with_index(
     wins."""
     taps, n = [w.taps() for w in windows], len(windows)
     counts = [count for count in taps if isinstance(count, int)]
-    if len(counts) < n:
-        return maximum_of_symbolic(lw, x, windows)
-    if math.prod(counts) > MAX_ARGMAX:
-        raise NoRule("maximum over a large window")
+    exact = any(isinstance(w, Window) and w.dilation != 1 for w in windows)
+    many = len(counts) == n and math.prod(counts) > MAX_ARGMAX
+    if many and any(w.out != 1 for w in windows):
+        raise NoRule("maxima over several large windows")
+    if many or len(counts) < n:
+        if exact or not x.dtype.is_floating_point:
+            raise NoRule("maximum of integers, or with dilation, over a large or symbolic window")
+        return maximum_by_reductions(lw, x, windows)
     strides = contiguous_strides(x.shape[-n:])
     start = identity_of("max", x.dtype)
-    exact = any(isinstance(w, Window) and w.dilation != 1 for w in windows)
 
     def point(idx: Sequence[Index], k: Sequence[Index]) -> tuple[Expr, list[Index], Expr | None]:
         """The value at window point `k`, its coordinates, and the test that it is inside, if any.
@@ -153,16 +156,16 @@ def maximum_by_columns(lw: Lowering, x: Value, windows: Sequence[AnyWindow]) -> 
     return values, lw.pointwise(shape, torch.int64, lambda idx: cast(running(idx)[1], torch.int64))
 
 
-def maximum_of_symbolic(
+def maximum_by_reductions(
     lw: Lowering, x: Value, windows: Sequence[AnyWindow]
 ) -> tuple[Value, Value]:
-    """As `maximum_with_index`, by reductions over windows whose number of points is symbolic."""
+    """As `maximum_with_index`, by reductions over windows of many points, or of a symbolic number.
+
+    In: floating-point `x`, windows without dilation.
+    """
     n, taps = len(windows), [w.taps() for w in windows]
     shape = sizes_of(lw.meta(0).shape)
     rank, steps = len(shape), contiguous_strides(taps)
-    floating = x.dtype.is_floating_point
-    if not floating:
-        raise NoRule("maximum of integers over a window of dynamic size")
 
     def placed(idx: Sequence[Index], k: Sequence[Index]) -> list[Index]:
         parts = zip(windows, idx[rank - n : rank], k, strict=True)
