@@ -86,6 +86,8 @@ class Feature:
         self.exclude = entries(exclude)
         self.condition = condition
         self.quiet = quiet
+        self.silent = False
+        """Whether records are kept in memory alone."""
         self.style = style
         self.chosen_only = False
         """Whether nothing is said of operators beyond `ops`."""
@@ -139,15 +141,18 @@ class Feature:
 
     @contextlib.contextmanager
     def silently(self) -> Iterator[Self]:
-        """The tool runs within, and nothing of it is printed or written at the end."""
+        """The tool runs within, and nothing of it is printed or written."""
         with self._lock:
             self._depth += 1
+            before = self.quiet, self.silent
+            self.quiet = self.silent = True
         FRAME.add(self)
         try:
             yield self
         finally:
             with self._lock:
                 self._depth -= 1
+                self.quiet, self.silent = before
             FRAME.remove(self)
 
     def end(self) -> None:

@@ -230,7 +230,7 @@ class Comparing:
         """What diverges in a compiled module's graphs: operators, else kernels."""
         step = Step.read(self.recording, call)
         module = self.eager.get_submodule(call.path)
-        with OpAutoCompare(quiet=True).silently() as tool:
+        with OpAutoCompare().silently() as tool:
             step.run(*self._tested_module(call.path, module), device=self.tested.device)
         failed = [r for r in tool.failures if r.kind in ("operator", "kernel")]
         return [r for r in failed if r.kind == "operator"] or failed

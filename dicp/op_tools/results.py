@@ -49,6 +49,8 @@ class FeatureWithRecords(Feature, Generic[_Record]):
         most = cache_size(self.most_waiting)
         with self._lock:
             self.results.append(record)
+            if self.silent:
+                return
             self._waiting.append(record)
             full = len(self._waiting) >= most
         if full:

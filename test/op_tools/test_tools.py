@@ -292,6 +292,18 @@ def test_one_csv_with_one_header(monkeypatch: pytest.MonkeyPatch) -> None:
         torch.add(x, 1)
 
 
+def test_silent_tools_write_nothing(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("OP_TOOLS_MAX_CACHE_SIZE", "2")
+    with op_tools.OpAutoCompare().silently() as tool:
+        for _ in range(7):
+            torch.add(torch.ones(2), 1)
+    tool.flush()
+    assert len(tool.results) >= 7
+    assert not Path("op_tools_results").exists() and not caplog.records
+
+
 def test_time_forward_and_backward(capsys: pytest.CaptureFixture[str]) -> None:
     x = torch.randn(64, 64, requires_grad=True)
     with op_tools.OpTimeMeasure(["torch.Tensor.matmul"]) as tool:
