@@ -164,8 +164,9 @@ class LoopTarget(RuleTarget):
 
     def build(self, program: LoopProgram, source: Source, cache: Cache, config: Config) -> Artifact:
         with disable_current_modes():
-            units = self.compile(KernelSources(program.serialized, source.texts), cache, config)
-        result_of(self, "compile", units, Mapping)
+            made = self.compile(KernelSources(program.serialized, source.texts), cache, config)
+        keys = result_of(self, "compile", made, Mapping)
+        units = {name: result_of(self, "compile", key, str) for name, key in keys.items()}
         steps = program.serialized["steps"] if self.bakes_lines else ()
         baked = tuple(at for step in steps for _, at in step.get("sites", ()) if at)
         plain = {"program": program.serialized, "texts": source.texts}

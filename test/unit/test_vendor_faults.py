@@ -215,6 +215,16 @@ RETURNS = {
 }
 
 
+def test_what_a_compiler_s_mapping_holds_is_checked(
+    target: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = "def compile(self, *args, **kwargs):\n    return {'unit': 7}\n"
+    file = break_hook(target, "compile", text, monkeypatch)
+    said = f"'{target.name}': compile returns int, no (str|bytes), at {file}:1. Fix"
+    with pytest.raises(Exception, match=said):
+        compiled(target, torch.relu)(torch.randn(2, 3))
+
+
 @pytest.mark.parametrize("result", ["None", "7"])
 def test_what_a_hook_returns_is_checked(
     result: str, target: Any, monkeypatch: pytest.MonkeyPatch
