@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import sympy
 import torch
 import torch.nn.functional as F
 from support.graphs import apply, capture, check_same_numbers, context_of, rewrite
@@ -15,6 +16,7 @@ from dicp.config import Config
 from dicp.dynamo_bridge.analysis.values import is_channels_last
 from dicp.dynamo_bridge.layout import LAYOUT, assign_layouts
 from dicp.dynamo_bridge.passes.canonicalize import CANONICALIZE
+from dicp.loop.lowering.layout import normalized_strides
 
 PASSES = [CANONICALIZE, LAYOUT, CANONICALIZE]
 FLOATS = frozenset({torch.float32})
@@ -193,3 +195,12 @@ def test_dtypes_without_a_gain_stay_1d() -> None:
     conv = nn.Conv1d(8, 8, 3, groups=8).double()
     (graph,) = capture(conv, torch.randn(2, 8, 19, dtype=torch.float64))
     assert not apply(graph, [LAYOUT], channels_last_depthwise=FLOATS, conv1d_as_conv2d=True)
+
+
+def test_strides_of_single_rows_and_images_are_channels_last() -> None:
+    """PyTorch tells layouts by them; those of contiguous tensors are as they were."""
+    n = sympy.Symbol("s0", integer=True, positive=True)
+    for size, extent in ((5, 30), (n, 6 * n)):
+        shape = (1, 6, 1, size)
+        assert normalized_strides(shape, (9, 1, 9, 6)) == (extent, 1, extent, 6)
+        assert normalized_strides(shape, (9, size, 9, 1)) == (extent, size, size, 1)
