@@ -95,8 +95,9 @@ class Facts:
 
     def wants_channels_last(self, weight: torch.Tensor, groups: Any) -> bool:
         """Whether a convolution by `weight` makes the convolutions of its graph channels-last."""
-        depthwise = weight.dtype in self.channels_last_depthwise and is_depthwise(weight, groups)
-        return depthwise or weight.dtype in self.channels_last
+        if is_depthwise(weight.shape, groups) and weight.dtype in self.channels_last_depthwise:
+            return True
+        return weight.dtype in self.channels_last
 
     def is_conv2d(self, weight: torch.Tensor, groups: Any) -> bool:
         """Whether a 1-d convolution by `weight` is computed as a 2-d one of channels-last images.
@@ -109,12 +110,12 @@ class Facts:
             return False
         channels = weight.shape[1]
         dense = groups == 1 and isinstance(channels, int) and channels > 1
-        return dense or is_depthwise(weight, groups)
+        return dense or is_depthwise(weight.shape, groups)
 
 
-def is_depthwise(weight: torch.Tensor, groups: Any) -> bool:
-    """Whether each of a convolution's groups reads one channel."""
-    return bool(weight.shape[1] == 1 and groups != 1)
+def is_depthwise(filters: Sequence[Any], groups: Any) -> bool:
+    """Whether each of a convolution's groups reads one channel; `filters`: their sizes."""
+    return bool(filters[1] == 1 and groups != 1)
 
 
 @dataclass(frozen=True)

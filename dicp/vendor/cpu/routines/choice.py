@@ -14,6 +14,7 @@ import torch
 
 from dicp.loop.ir.index import Size, product
 from dicp.loop.lowering import Lowering, Value
+from dicp.target import is_depthwise
 from dicp.vendor.cpu.routines import depthwise, patchify
 from dicp.vendor.cpu.routines.common import UNIT_AXIS, Axis, Shaped
 from dicp.vendor.cpu.thresholds import (
@@ -65,11 +66,10 @@ class Options:
 
     def of_one_row(self) -> Options:
         """Those of the 2-d convolution, of images of one row, that a 1-d convolution is."""
-        lists = (self.stride, self.padding, self.dilation, self.output_padding)
-        stride, padding, dilation, output_padding = (
-            (row, *values) for row, values in zip((1, 0, 1, 0), lists, strict=True)
-        )
-        return Options(stride, padding, dilation, self.transposed, output_padding, self.groups)
+        return replace(
+            self, stride=(1, *self.stride), padding=(0, *self.padding),
+            dilation=(1, *self.dilation), output_padding=(0, *self.output_padding),
+        )  # fmt: skip
 
     def fit(self, x: Shaped, w: Shaped) -> bool:
         """Whether it has one or two spatial axes and is neither transposed nor depthwise."""
@@ -79,7 +79,7 @@ class Options:
         return not self.transposed and len(x.shape) == 4 and depthwise.fits(w, self.groups)
 
     def is_depthwise(self, w: Shaped) -> bool:
-        return w.shape[1] == 1 and self.groups != 1
+        return is_depthwise(w.shape, self.groups)
 
     def slow_gradients(self, w: Shaped) -> tuple[bool, bool, bool]:
         """Which gradients (images, filters, bias) the library computes by naive loops in bfloat16.

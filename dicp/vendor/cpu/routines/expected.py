@@ -142,9 +142,9 @@ def _groups_of_convolution(
     how = _options(node, x, w)
     if x.ndim == 3:
         last = facts.is_conv2d(w, how.groups)
-    if x.ndim == 3 and last:
-        x, w, out = (tensor.unsqueeze(2) for tensor in (x, w, out))
-        how = how.of_one_row()
+        if last:
+            x, w, out = (tensor.unsqueeze(2) for tensor in (x, w, out))
+            how = how.of_one_row()
     fixed = (*w.shape, *how.stride, *how.padding, *how.dilation, how.groups)
     if not all(isinstance(size, int) for size in fixed):
         return
