@@ -18,6 +18,7 @@ from dicp.errors import (
     PrototypeError,
     RuleError,
     RunFailureError,
+    SemanticsError,
     TargetFailureError,
 )
 from dicp.origin import call_of
@@ -72,8 +73,24 @@ def naming_rule(node: fx.Node, target: str, entry: RuleEntry | None) -> Iterator
         problem = _problem(error)
         if problem is None:
             raise
-        place = "" if entry is None else _place(entry, error)
-        raise RuleError(**call_of(node), target=target, problem=problem, place=place) from error
+        place = "" if entry is None else place_in(entry.function, error)
+        culprits = _culprits(f"the rule at {place}" if place else "the rule", error)
+        raise RuleError(
+            **call_of(node), target=target, problem=problem, place=place, culprits=culprits
+        ) from error
+
+
+@contextmanager
+def naming_semantics(operator: str, function: Callable[..., Any]) -> Iterator[None]:
+    """Raises SemanticsError for what the meaning of a graph operator raises; what `naming_rule`
+    lets pass, passes here too."""
+    try:
+        yield
+    except Exception as error:
+        problem = _problem(error)
+        if problem is None:
+            raise
+        raise SemanticsError(operator, problem, place_in(function, error)) from error
 
 
 def _problem(error: Exception) -> str | None:
@@ -83,9 +100,21 @@ def _problem(error: Exception) -> str | None:
             return str(error)
         case PrototypeError():
             return f"misuses the graph operator {error.operator}: {error.detail}"
+        case SemanticsError():
+            return f"makes the graph operator {error.operator}, whose meaning {error.problem}"
         case DicpError() | NoRule():
             return None
     return None if is_tracing_error(error) else f"raises {worded(error)}"
+
+
+def _culprits(rule: str, error: Exception) -> str:
+    """What may be at fault: the rule, or the graph operator that it makes."""
+    match error:
+        case PrototypeError():
+            return f"{rule}, or the prototype of {error.operator}"
+        case SemanticsError():
+            return f"{error.culprit}, or {rule}"
+    return rule
 
 
 def worded(error: Exception) -> str:
@@ -93,13 +122,17 @@ def worded(error: Exception) -> str:
     return f"{type(error).__name__}: {error}".rstrip(" .:")
 
 
-def _place(entry: RuleEntry, error: Exception) -> str:
-    """The last line of the rule's file where `error` passed, else where the rule is defined."""
-    code = getattr(inspect.unwrap(entry.function), "__code__", None)
-    if code is None:
-        return ""
-    passed = _last_line(error, lambda frame: frame.f_code.co_filename == code.co_filename)
-    return passed or f"{code.co_filename}:{code.co_firstlineno}"
+def place_in(function: Callable[..., Any], error: Exception) -> str:
+    """The last line of a function's file where `error` passed, else where the function is."""
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    passed = code and _last_line(error, lambda frame: frame.f_code.co_filename == code.co_filename)
+    return passed or place_of(function)
+
+
+def place_of(function: Callable[..., Any]) -> str:
+    """Where a function is defined; empty if it is not written in Python."""
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    return "" if code is None else f"{code.co_filename}:{code.co_firstlineno}"
 
 
 def line_in(error: Exception, package: str) -> str:
@@ -123,11 +156,8 @@ def result_of(target: Any, hook: str, result: T, kind: Any) -> T:
         return result
     kinds = kind if isinstance(kind, tuple) else (kind,)
     wanted = " or ".join(each.__name__ for each in kinds)
-    code = inspect.unwrap(getattr(target, hook)).__code__
     problem = f"returns {described(result)}, no {wanted}"
-    raise TargetFailureError(
-        target.name, hook, problem, f"{code.co_filename}:{code.co_firstlineno}"
-    )
+    raise TargetFailureError(target.name, hook, problem, place_of(getattr(target, hook)))
 
 
 def raise_run_failure(

@@ -11,7 +11,7 @@ from dicp.errors.text import at, first_errors, indented, operands, sentence, sho
 
 __all__ = [
     "CompilerError", "GraphRejectedError", "InferenceMismatchError", "PrototypeError", "RuleError",
-    "TargetFailureError", "UnsupportedOperatorError",
+    "SemanticsError", "TargetFailureError", "UnsupportedOperatorError",
 ]  # fmt: skip
 
 
@@ -67,16 +67,16 @@ class _CallError(DicpError):
 
 class RuleError(_CallError):
     """A target's rule for an operator raised an exception, or returned an invalid result.
-    `place` is the rule's line."""
+    `place` is the rule's line, `culprits` what may be at fault if not the rule alone."""
 
-    def __init__(self, *call: Any, place: str = "", **named: Any) -> None:
+    def __init__(self, *call: Any, place: str = "", culprits: str = "", **named: Any) -> None:
         self.place = place
+        self.culprits = culprits or (f"the rule at {place}" if place else "the rule")
         super().__init__(*call, **named)
 
     def _message(self, call: str) -> str:
-        place = f" at {self.place}" if self.place else ""
         return (
-            f": the rule for {call} {self.problem}.{at(self.user_line)} Fix the rule{place}, or "
+            f": the rule for {call} {self.problem}.{at(self.user_line)} Fix {self.culprits}, or "
             f"report it; until then eager_ops={self.op!r} (DICP_EAGER_OPS) runs the operator "
             "eagerly."
         )
@@ -144,6 +144,22 @@ class PrototypeError(DicpError):
             f"graph operator {operator}: {detail}.{at(where)} This is a defect of the conversion, "
             "not of the model: please report it with the graph that dump=<folder> (DICP_DUMP) "
             "writes; on_compile_error='eager' runs the model uncompiled meanwhile."
+        )
+
+
+class SemanticsError(DicpError):
+    """The meaning of a target's graph operator (its row of `Semantics`) raised an exception, the
+    cause of this error, or returned other results than its prototype has. `place` is its line."""
+
+    def __init__(self, operator: str, problem: str, place: str) -> None:
+        self.operator = operator
+        self.problem = problem
+        self.place = place
+        self.culprit = f"the meaning of {operator}{place and f' at {place}'}"
+        super().__init__(
+            f"graph operator {operator}: its meaning {problem}. Fix {self.culprit} or the "
+            "operator's prototype, or report it; until then on_compile_error='eager' "
+            "(DICP_ON_COMPILE_ERROR) runs the model eagerly."
         )
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import abc
 import contextlib
+import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,11 +16,12 @@ from typing import Any
 import torch
 
 from dicp.dtypes import converted
-from dicp.errors import PrototypeError
-from dicp.graphop.interpreter import Semantics
+from dicp.errors import PrototypeError, SemanticsError
+from dicp.graphop.interpreter import Meaning, Semantics
 from dicp.graphop.program import Bound, Item, Node, Operand, Slot, Value
 from dicp.graphop.prototype import Prototype, check_call
 from dicp.origin import Origin
+from dicp.rule_errors import described, naming_semantics, place_of
 from dicp.rules import NoRule
 from dicp.torch_private import FakeTensorMode, ShapeEnv, expression_of, statically_known_true
 
@@ -28,8 +30,8 @@ from dicp.torch_private import FakeTensorMode, ShapeEnv, expression_of, statical
 class Dialect:
     """A vendor's graph language: prototypes and semantics of its operators.
 
-    Raises ValueError for operators without semantics, and for semantics that read an input on the
-    host which the operator lacks.
+    Raises ValueError for operators without semantics, semantics without an operator, and those that
+    take other inputs than the operator has or read one on the host which it lacks.
     """
 
     name: str
@@ -37,13 +39,37 @@ class Dialect:
     semantics: Semantics
 
     def __post_init__(self) -> None:
-        missing = sorted(self.prototypes.keys() - self.semantics.kinds())
-        if missing:
-            raise ValueError(f"{self.name} has no semantics for {', '.join(missing)}")
-        for kind, prototype in self.prototypes.items():
-            ports = {port.name for port in prototype.inputs}
-            if unknown := sorted(self.semantics[kind].host - ports):
-                raise ValueError(f"{kind} has no input {', '.join(unknown)} to read on the host")
+        if problems := "; ".join(self._problems()):
+            raise ValueError(problems)
+
+    def _problems(self) -> Iterator[str]:
+        rows, meanings = self.prototypes.keys(), self.semantics.kinds()
+        if missing := sorted(rows - meanings):
+            yield f"{self.name} has no semantics for {', '.join(missing)}"
+        if unknown := sorted(meanings - rows):
+            yield f"{self.name} has semantics, but no prototype, for {', '.join(unknown)}"
+        for kind in sorted(rows & meanings):
+            prototype, meaning = self.prototypes[kind], self.semantics[kind]
+            if unknown := sorted(meaning.host - {port.name for port in prototype.inputs}):
+                yield f"{kind} has no input {', '.join(unknown)} to read on the host"
+            if refusal := _refusal(prototype, meaning):
+                yield f"the meaning of {kind} at {place_of(meaning.function)}: {refusal}"
+
+
+def _refusal(prototype: Prototype, meaning: Meaning) -> str:
+    """Why a meaning does not take an operator's inputs, in order, and the attributes that every
+    call states, by name; empty where it does, and where Python does not know."""
+    try:
+        signature = inspect.signature(meaning.function)
+    except ValueError:  # PyTorch's own functions
+        return ""
+    attrs = {attr.name: attr for attr in prototype.attrs
+             if attr.default is None or attr.name in signature.parameters}  # fmt: skip
+    try:
+        signature.bind(*prototype.inputs, **attrs)
+    except TypeError as error:
+        return f"{error} for {prototype.form()}"
+    return ""
 
 
 class Builder(abc.ABC):
@@ -94,11 +120,13 @@ class Builder(abc.ABC):
         prototype = self.dialect.prototypes.get(kind)
         if prototype is None:
             raise PrototypeError(kind, f"{self.dialect.name} has no such operator")
-        named = {
-            port.name: value
-            for port, value in zip(prototype.inputs, operands, strict=False)
-            if value is not None
-        }
+        ports, named = prototype.inputs, {}
+        for position, value in enumerate(operands):
+            if value is not None and position >= len(ports):
+                known = [port.name for port in ports]
+                raise PrototypeError(kind, f"it has no operand {position + 1} but {known}")
+            if value is not None:
+                named[ports[position].name] = value
         attrs = {k: list(v) if isinstance(v, (tuple, list)) else v for k, v in attrs.items()}
         self._check_dtypes(prototype, named)
         check_call(prototype, {k: _dtypes(v) for k, v in named.items()}, attrs, str(self.origin))
@@ -131,8 +159,12 @@ class Builder(abc.ABC):
             else:
                 arguments.append(operand.fake)
         with self.inferring():
-            result = meaning.function(*arguments, **node.attrs)
+            with naming_semantics(node.kind, meaning.function):
+                result = meaning.function(*arguments, **node.attrs)
             results = result if isinstance(result, (tuple, list)) else [result]
+            if not _are_of(prototype, results):
+                problem = f"returns {described(result)} for {prototype.form()}"
+                raise SemanticsError(node.kind, problem, place_of(meaning.function))
             return [r.contiguous() for r in results]
 
     @contextlib.contextmanager
@@ -244,6 +276,13 @@ class Builder(abc.ABC):
         return len(left) == len(right) and all(
             self.same(a, b) for a, b in zip(left, right, strict=True)
         )
+
+
+def _are_of(prototype: Prototype, results: Sequence[Any]) -> bool:
+    """Whether results are tensors, as many as the operator has outputs."""
+    arities = [port.arity for port in prototype.outputs]
+    fits = "many" in arities or arities.count("one") <= len(results) <= len(arities)
+    return fits and all(isinstance(result, torch.Tensor) for result in results)
 
 
 def _dtypes(operand: Operand) -> Any:

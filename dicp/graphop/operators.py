@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 
 from dicp.dtypes import converted, opmath_dtype
+from dicp.errors.text import did_you_mean, nearest
 from dicp.graphop.builder import Builder, Dialect
 from dicp.graphop.program import Value
 from dicp.graphop.prototype import Port
@@ -64,7 +65,14 @@ class Ops(Builder):
     random_bits = 53
     """The bits of a random float64 number in [0, 1)."""
 
+    def __init_subclass__(cls) -> None:
+        """Raises ValueError for names and forms of what is no operator of the vocabulary."""
+        _check_known(cls, {"names": cls.names, "forms": cls.forms}, "the vocabulary", VOCABULARY)
+
     def __init__(self, dialect: Dialect, fake_mode: FakeTensorMode | None) -> None:
+        """Raises ValueError for operators in its tables that the dialect lacks."""
+        tables = {"names": self.names.values(), "moves": self.moves, "exact": self.exact}
+        _check_known(type(self), tables, dialect.name, dialect.prototypes)
         super().__init__(dialect, fake_mode)
         self._once: dict[Any, Any] = {}
 
@@ -288,6 +296,17 @@ class Ops(Builder):
     def wide(self, x: Value) -> Value:
         """`x` in float32 where it is narrower: for intermediate results that must not round."""
         return self.cast(x, opmath_dtype(x.dtype))
+
+
+def _check_known(
+    cls: type, tables: Mapping[str, Iterable[str]], language: str, known: Iterable[str]
+) -> None:
+    kinds = sorted(known)
+    for table, listed in tables.items():
+        for kind in sorted(set(listed).difference(kinds)):
+            near = did_you_mean(nearest(kind, kinds))
+            problem = f"{cls.__name__}.{table}: {kind!r} is no operator of {language}"
+            raise ValueError(f"{problem}.{near}" if near else problem)
 
 
 def holds(dtype: torch.dtype, number: Any) -> bool:

@@ -12,6 +12,7 @@ each perhaps without some (`any-bool`). An attribute without a default is requir
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -76,6 +77,14 @@ class Prototype:
         """Whether the operator has no results but the inputs that it overwrites."""
         return bool(self.written) and len(self.written) == len(self.outputs)
 
+    def form(self) -> str:
+        """`ReduceSum: x axes -> y | keep_dims`."""
+        inputs, outputs, attrs = (
+            " ".join(part.name for part in parts)
+            for parts in (self.inputs, self.outputs, self.attrs)
+        )
+        return f"{self.kind}: {inputs} -> {outputs}" + (f" | {attrs}" if attrs else "")
+
     def attr(self, name: str) -> AttrSpec | None:
         return next((attr for attr in self.attrs if attr.name == name), None)
 
@@ -112,6 +121,9 @@ def _parse_row(group: str, row: str, classes: DtypeClasses) -> Prototype:
             tuple(_parse_port(word, classes) for word in outputs.split()),
             tuple(_parse_attr(word) for word in attrs.split()),
         )
+        for names in (prototype.inputs, prototype.outputs, prototype.attrs):
+            if twice := [name for name, n in Counter(part.name for part in names).items() if n > 1]:
+                raise ValueError(f"{twice[0]!r} occurs twice")
         for port in (*prototype.inputs, *prototype.outputs):
             if port.same_as and prototype.input(port.same_as) is None:
                 raise ValueError(f"{port.name!r} has the dtype of {port.same_as!r}, no input")
@@ -145,7 +157,20 @@ def _parse_attr(word: str) -> AttrSpec:
     found = re.fullmatch(r"(\w+):(\w+)(?:=(.*))?", word)
     if found is None or found[2] not in ATTR_TYPES:
         raise ValueError(f"{word!r} is no attribute; types are {', '.join(ATTR_TYPES)}")
-    return AttrSpec(found[1], found[2], found[3])
+    spec = AttrSpec(found[1], found[2], found[3])
+    if not _default_fits(spec.type, spec.default or ""):
+        raise ValueError(f"the default {spec.default!r} of {spec.name!r} is no {spec.type}")
+    return spec
+
+
+_DEFAULTS = {"Int": r"-?\d+", "Float": r"-?\d+(\.\d*)?(e-?\d+)?f?", "Bool": "true|false"}
+"""Attribute type -> the form of its default; others have any."""
+
+
+def _default_fits(kind: str, text: str) -> bool:
+    single = kind.removeprefix("List")
+    texts = text.split(",") if kind != single else [text]
+    return not text or all(re.fullmatch(_DEFAULTS.get(single, ".*"), each) for each in texts)
 
 
 _PYTHON_TYPES: dict[str, tuple[type, ...]] = {

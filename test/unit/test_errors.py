@@ -50,6 +50,7 @@ from dicp.errors import (
     RunFailureError,
     RunStatusError,
     RuntimeLibraryError,
+    SemanticsError,
     SimulatorForbiddenError,
     SizeMismatchError,
     TargetFailureError,
@@ -153,6 +154,26 @@ CASES: list[tuple[DicpError, str]] = [
         "At: a.py:3. Fix the rule at chip/rules.py:7, or report it; until then "
         "eager_ops='aten.relu.default' "
         "(DICP_EAGER_OPS) runs the operator eagerly.",
+    ),
+    (
+        RuleError(
+            "aten.relu.default",
+            [],
+            [],
+            "chip",
+            "",
+            "raises KeyError: 'x'",
+            culprits="the meaning of Relu, or the rule",
+        ),
+        "target 'chip': the rule for aten.relu.default() raises KeyError: 'x'. Fix the meaning of "
+        "Relu, or the rule, or report it; until then eager_ops='aten.relu.default' "
+        "(DICP_EAGER_OPS) runs the operator eagerly.",
+    ),
+    (
+        SemanticsError("Relu", "raises KeyError: 'x'", "chip/operators.py:7"),
+        "graph operator Relu: its meaning raises KeyError: 'x'. Fix the meaning of Relu at "
+        "chip/operators.py:7 or the operator's prototype, or report it; until then "
+        "on_compile_error='eager' (DICP_ON_COMPILE_ERROR) runs the model eagerly.",
     ),
     (
         TargetFailureError("chip", "render_kernel", "raises KeyError: 'x'", "chip/kernel.py:7"),

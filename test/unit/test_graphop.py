@@ -16,6 +16,7 @@ from dicp.graphop.hoist import hoisted
 from dicp.graphop.inplace import Writing, in_place
 from dicp.graphop.interpreter import Call, Interpreter, Semantics
 from dicp.graphop.literals import literal
+from dicp.graphop.operators import Ops
 from dicp.graphop.partition import Partition, remove_dead
 from dicp.graphop.program import EagerCall, Graph, Node, Origin, Result, Slot, Value
 from dicp.graphop.prototype import check_call, parse_prototypes
@@ -309,6 +310,12 @@ def test_a_node_of_a_shared_graph_is_shown_in_few_words(b: Small) -> None:
         ("Add: x:float -> y:=x", "there is another row of Add"),
         ("Tanh: x:flot -> y:=x", r"'flot' is no class of dtypes; known are \['any', 'float'\]"),
         ("Tanh: x:float -> y:=x | axis:Number", "'axis:Number' is no attribute; types are Int"),
+        ("Tanh: x:float -> y:=x | keep:Bool=fals", "the default 'fals' of 'keep' is no Bool"),
+        ("Tanh: x:float -> y:=x | n:Int=1.5", "the default '1.5' of 'n' is no Int"),
+        ("Tanh: x:float -> y:=x | low:Float=a", "the default 'a' of 'low' is no Float"),
+        ("Tanh: x:float -> y:=x | n:ListInt=1,b", "the default '1,b' of 'n' is no ListInt"),
+        ("Tanh: x:float x:any -> y:=x", "'x' occurs twice"),
+        ("Tanh: x:float -> y:=x | n:Int n:Int", "'n' occurs twice"),
     ],
 )
 def test_a_prototype_that_cannot_be_read_is_named(row: str, message: str) -> None:
@@ -327,6 +334,51 @@ def test_an_operator_without_a_meaning_is_named() -> None:
         Dialect("chip", prototypes, semantics)
     with pytest.raises(ValueError, match="chip has no semantics for Add"):
         Dialect("chip", prototypes, Semantics())
+
+
+MEANINGS = {
+    "Tan": (lambda x: x, "chip has semantics, but no prototype, for Tan"),
+    "one input less": (lambda x: x, "too many positional arguments for Add: a b -> y . n f"),
+    "one input more": (lambda a, b, c, n: a, "missing a required argument: 'c' for Add: a b -> y"),
+    "no attribute": (lambda a, b: a, "got an unexpected keyword argument 'n'"),
+    "all attributes": (lambda a, b, n, f=1: a, ""),
+    "PyTorch's": (torch.add, ""),
+}
+
+
+@pytest.mark.parametrize("case", MEANINGS)
+def test_a_meaning_that_does_not_take_what_its_prototype_has_is_named(case: str) -> None:
+    function, message = MEANINGS[case]
+    prototypes = parse_prototypes("chip", "Add: a b -> y | n:Int f:Float=1.0", {"any": frozenset()})
+    semantics = Semantics()
+    semantics.update({"Add": torch.add, "Tan" if case == "Tan" else "Add": function})
+    if not message:
+        assert Dialect("chip", prototypes, semantics).semantics is semantics
+        return
+    with pytest.raises(ValueError, match=message) as raised:
+        Dialect("chip", prototypes, semantics)
+    place = f"the meaning of Add at {__file__}:{function.__code__.co_firstlineno}: "
+    assert case == "Tan" or place in str(raised.value)
+
+
+def test_an_operand_that_the_operator_lacks_is_not_dropped(b: Small) -> None:
+    x = leaf(b, 3)
+    with pytest.raises(PrototypeError, match=r"it has no operand 3 but \['a', 'b'\]"):
+        b.op("Plus", x, x, x)
+    assert b.op("Plus", x, x, None).shape == (3,)
+
+
+def test_unknown_operators_in_a_vendor_s_tables_are_named() -> None:
+    with pytest.raises(ValueError, match="names: 'Reluu' is no .* vocabulary. Did you mean 'Relu'"):
+        type("Chip", (Ops,), {"names": {"Reluu": "Plus"}})
+    with pytest.raises(ValueError, match="Chip.forms: 'Qxz' is no operator of the vocabulary$"):
+        type("Chip", (Ops,), {"forms": {"Qxz": lambda g, x: x}})
+    dialect = Dialect("small", PROTOTYPES, SEMANTICS)
+    for table in ({"names": {"Add": "Pluss"}}, {"moves": {"Pluss"}}, {"exact": {"Pluss"}}):
+        with pytest.raises(
+            ValueError, match="'Pluss' is no operator of small. Did you mean 'Plus'"
+        ):
+            type("Chip", (Ops,), table)(dialect, None)
 
 
 @pytest.mark.parametrize(

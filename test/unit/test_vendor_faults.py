@@ -22,6 +22,7 @@ from dicp.errors import (
     SimulatorWarning,
     TargetFailureError,
 )
+from dicp.graphop.interpreter import Meaning
 from dicp.rules import RuleTable
 
 aten = torch.ops.aten
@@ -92,6 +93,34 @@ def test_a_graph_operator_that_a_rule_misuses_is_named(
     with pytest.raises(Exception, match=problem) as caught:
         compiled(target, torch.relu)(torch.randn(2))
     assert f"Fix the rule at {__file__}:" in str(caught.value)
+
+
+def unknown_name(x: Any) -> Any:
+    return x + bias  # type: ignore[name-defined]  # noqa: F821
+
+
+MEANINGS = {
+    "raises": (unknown_name, "raises NameError: name 'bias' is not defined"),
+    "nothing": (lambda x: None, "returns None for Relu: x -> y"),
+    "several": (lambda x: (x, x), "returns 2 results for Relu: x -> y"),
+    "number": (lambda x: 4.0, "returns float for Relu: x -> y"),
+}
+
+
+@pytest.mark.parametrize("fault", MEANINGS)
+def test_a_faulty_meaning_of_an_operator_is_named_before_the_shared_rule(
+    fault: str, target: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if target.name != NAMES["graph"]:
+        return
+    function, problem = MEANINGS[fault]
+    semantics = importlib.import_module(f"{target.name}_dicp.operators").SEMANTICS
+    monkeypatch.setitem(semantics._table, "Relu", Meaning(function))
+    with pytest.raises(Exception, match=problem) as caught:
+        compiled(target, torch.relu)(torch.randn(2))
+    line = function.__code__.co_firstlineno + (fault == "raises")
+    said = f"Fix the meaning of Relu at {__file__}:{line}, or the rule at "
+    assert said in str(caught.value), str(caught.value)
 
 
 def test_a_rule_with_too_few_results_is_named(target: Any, monkeypatch: pytest.MonkeyPatch) -> None:
