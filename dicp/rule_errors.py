@@ -160,17 +160,29 @@ def result_of(target: Any, hook: str, result: T, kind: Any) -> T:
     raise TargetFailureError(target.name, hook, problem, place_of(getattr(target, hook)))
 
 
+def refusal(function: Callable[..., Any], *args: Any, **kwargs: Any) -> str:
+    """Why a function does not take these arguments; empty where it does, and where Python does not
+    know: PyTorch's own functions have no signature."""
+    try:
+        inspect.signature(function).bind(*args, **kwargs)
+    except TypeError as error:
+        return str(error)
+    except ValueError:
+        return ""
+    return ""
+
+
 def raise_run_failure(
-    error: Exception, target: str, what: str, sources: Sequence[str] = ()
-) -> NoReturn:
-    """Raises RunFailureError for what a target's run of `what` raised.
+    error: Exception, function: Callable[..., Any], target: str, what: str,
+    sources: Sequence[str] = (),
+) -> NoReturn:  # fmt: skip
+    """Raises RunFailureError for what a target's function raised as it ran `what`.
 
     Errors of dicp's and of memory pass as they are. `sources`: the operators that `what` computes.
     """
     if isinstance(error, (DicpError, MemoryError, torch.OutOfMemoryError)):
         raise error
     frames = traceback.extract_tb(error.__traceback__)
-    called = frames[min(1, len(frames) - 1)]  # below the frame that caught it: the target's
-    problem = worded(error)
-    place = f"{called.filename}:{called.lineno}"
-    raise RunFailureError(target, what, problem, place, sources) from error
+    below = [f"{frame.filename}:{frame.lineno}" for frame in frames[1:2]]  # of what caught it
+    place = below[0] if below else place_of(getattr(function, "func", function))
+    raise RunFailureError(target, what, worded(error), place, sources) from error

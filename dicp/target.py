@@ -8,6 +8,7 @@ for capabilities and never for names. Third parties register a class through the
 from __future__ import annotations
 
 import abc
+import inspect
 import operator
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -30,7 +31,7 @@ from dicp.errors import (
 from dicp.fused_attention import FusedAttention
 from dicp.origin import Origin
 from dicp.outline import Outline
-from dicp.rule_errors import line_in, worded
+from dicp.rule_errors import line_in, place_of, refusal, worded
 from dicp.rules import DecisionKind, RuleTable
 from dicp.torch_private import OpOverload
 
@@ -405,12 +406,29 @@ def _problems(target: Any, name: str) -> Iterator[str]:
     expected = _EXPECTED | ({"rules": RuleTable} if isinstance(target, RuleTarget) else {})
     wrong = [a for a, kind in expected.items() if not isinstance(getattr(target, a, None), kind)]
     yield from (f"its {attribute} is not a {expected[attribute].__name__}" for attribute in wrong)
+    yield from _problems_of_functions(type(target))
     if getattr(target, "name", name) != name:
         yield f"it calls itself {target.name!r}, unlike its entry point"
     if "facts" not in wrong:
         yield from _problems_of_facts(target.facts)
     if "options" not in wrong:
         yield from _problems_of_options(target.options)
+
+
+def _problems_of_functions(kind: type) -> Iterator[str]:
+    """Functions that do not take what shared code passes: the arguments of the class which is the
+    first to declare them."""
+    for name in dir(kind):
+        own = inspect.getattr_static(kind, name)
+        first = next(vars(base)[name] for base in reversed(kind.__mro__) if name in vars(base))
+        if own is first or name.startswith("_") or not inspect.isfunction(first):
+            continue
+        declared = inspect.signature(first).parameters
+        if not callable(own):
+            yield f"its {name} is a {type(own).__name__}, not a function"
+        elif why := inspect.isfunction(own) and refusal(own, *declared):
+            passed = ", ".join(list(declared)[1:])
+            yield f"its {name}, at {place_of(own)}, does not take ({passed}): {why}"
 
 
 def _problems_of_facts(facts: Facts) -> Iterator[str]:

@@ -21,7 +21,12 @@ from torch import fx
 
 from dicp.cache import Cache, Entry, key_of
 from dicp.config import Config
-from dicp.errors import FallbackWarning, GraphRejectedError, RunStatusError
+from dicp.errors import (
+    FallbackWarning,
+    GraphRejectedError,
+    RunStatusError,
+    TargetFailureError,
+)
 from dicp.graphop.assemble import assemble
 from dicp.graphop.builder import Builder
 from dicp.graphop.hoist import hoisted
@@ -35,7 +40,7 @@ from dicp.graphop.text import Text
 from dicp.graphop.thresholds import MAX_PADDED
 from dicp.origin import Origin, lines_of
 from dicp.outline import Outline
-from dicp.rule_errors import raise_run_failure, result_of
+from dicp.rule_errors import place_of, raise_run_failure, refusal, result_of
 from dicp.serialize import evaluate_size
 from dicp.specializations import Specializations
 from dicp.target import (
@@ -274,7 +279,11 @@ class GraphTarget(RuleTarget):
         """The function that runs a compiled graph, which is compiled where the cache lacks it."""
         built = (cache.get(UNIT, key) if key else None) or self._compiled(unit, cache, config)
         with disable_current_modes():
-            return result_of(self, "launch", self.launch(unit, built, cache, config), Callable)
+            run = result_of(self, "launch", self.launch(unit, built, cache, config), Callable)
+        if why := refusal(run, "inputs", "outputs"):
+            problem = f"returns a function that does not take (inputs, outputs): {why}"
+            raise TargetFailureError(self.name, "launch", problem, place_of(run))
+        return run
 
     def _located(
         self, error: GraphRejectedError, graph: Graph, unit: GraphUnit
@@ -323,7 +332,7 @@ class GraphTarget(RuleTarget):
             try:
                 status = run(inputs, outputs)
             except Exception as error:
-                raise_run_failure(error, self.name, f"graph {name}", sources[name])
+                raise_run_failure(error, run, self.name, f"graph {name}", sources[name])
             if status != 0:
                 raise RunStatusError(self.name, f"graph {name}", status, "0", sources[name])
 

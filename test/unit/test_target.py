@@ -149,6 +149,15 @@ BROKEN = {
         ),
         r"it states attention on 'x' and has no rule for aten\._scaled_dot_product",
     ),
+    "too_many": (
+        chip("too_many", fingerprint=lambda self: ""),
+        r"its fingerprint, at .*test_target.py:\d+, does not take \(config\): too many positional",
+    ),
+    "too_few": (
+        chip("too_few", compile=lambda self, sources, cache, config, fast: {}),
+        r"its compile, at .*, does not take \(sources, cache, config\): missing .* 'fast'",
+    ),
+    "no_function": (chip("no_function", doctor="all right"), "its doctor is a str, not a function"),
     "raises": (
         lambda: 1 // 0,
         rf"loading it raises ZeroDivisionError: .*, at {re.escape(__file__)}:\d+\. Fix",

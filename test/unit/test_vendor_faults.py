@@ -193,6 +193,53 @@ def test_what_a_run_raises_names_the_target_and_the_line(
     assert repr(target.name) in str(caught.value)
 
 
+def test_a_run_that_takes_other_arguments_is_named(
+    target: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A graph's when it is loaded; a segment's, and what makes segments, when it is called."""
+    simulator = importlib.import_module(f"{target.name}_dicp.simulator")
+
+    def none(self: Any, *, one: Any) -> int:
+        return 0
+
+    line = none.__code__.co_firstlineno
+    if target.name == NAMES["graph"]:
+        cases = {
+            (simulator.Model, "run"): r"launch returns a function that does not take \(inputs, "
+        }
+    else:
+        places = (simulator.Segment, "run"), (simulator.Simulator, "segment")
+        cases = dict.fromkeys(places, "the run of relu_.* raises TypeError: ")
+    for place, problem in cases.items():
+        with monkeypatch.context() as patch:
+            patch.setattr(*place, none)
+            torch.compiler.reset()
+            with pytest.raises(Exception, match=f"{problem}.*at {__file__}:{line}"):
+                compiled(target, torch.relu)(torch.randn(2, 3))
+
+
+@pytest.mark.parametrize(
+    ("made", "problem"),
+    [
+        (
+            lambda self, *given: None,
+            "segment returns None, which lacks the methods run and run_one",
+        ),
+        (lambda self, *given: {}["x"], "the run of relu_.* raises KeyError: 'x', at "),
+    ],
+)
+def test_what_makes_segments_is_checked(
+    made: Any, problem: str, target: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if target.name == NAMES["loop"]:
+        simulator = importlib.import_module(f"{target.name}_dicp.simulator")
+        monkeypatch.setattr(simulator.Simulator, "segment", made)
+        line = made.__code__.co_firstlineno
+        with pytest.raises((RunFailureError, TargetFailureError), match=problem) as caught:
+            compiled(target, torch.relu)(torch.randn(2, 3))
+        assert f"{__file__}:{line}" in str(caught.value)
+
+
 STAGES = ("fingerprint", "prepare", "lower", "render", "build", "load")
 HOOKS = {
     "loop": (

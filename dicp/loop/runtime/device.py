@@ -26,6 +26,7 @@ class Launch(ctypes.Structure):
     ]
 
 
+@runtime_checkable
 class Segment(Protocol):
     """Consecutive kernels, bound to the addresses in a table.
 

@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 
 import torch
 
-from dicp.errors import InputMismatchError, ResultMismatchError
+from dicp.errors import InputMismatchError, ResultMismatchError, TargetFailureError
 from dicp.loop.runtime.checks import (
     check_inputs,
     check_layouts,
@@ -27,7 +27,7 @@ from dicp.loop.runtime.checks import (
 from dicp.loop.runtime.device import DeviceRuntime, Native, Pool, Segment
 from dicp.loop.runtime.profiled import ProfiledSteps
 from dicp.loop.schedule.placement import Placement, Step, is_ref, refs
-from dicp.rule_errors import raise_run_failure
+from dicp.rule_errors import described, place_of, raise_run_failure
 from dicp.serialize import (
     callable_of,
     decode_argument,
@@ -242,7 +242,7 @@ class ExecutionPlan:
 
     def _segment(self, launches: Sequence[Step], runner: Runner | None) -> RunStep:
         """Consecutive kernels behind one native call, or one by one with a runner."""
-        segment = self.loaded.runtime.segment(launches, self.symbols, self.table, self.status)
+        segment = self._loaded_segment(launches)
         if runner is None:
             self._segments.append(segment)
             return self._checked(segment.run, launches)
@@ -256,6 +256,17 @@ class ExecutionPlan:
 
         return one_by_one
 
+    def _loaded_segment(self, launches: Sequence[Step]) -> Segment:
+        make = self.loaded.runtime.segment
+        try:
+            segment = make(launches, self.symbols, self.table, self.status)
+        except Exception as error:
+            self._raise_failure(launches, make, error)
+        if not isinstance(segment, Segment):
+            problem = f"returns {described(segment)}, which lacks the methods run and run_one"
+            raise TargetFailureError(self.loaded.target, "segment", problem, place_of(make))
+        return segment
+
     def _checked(self, run: Callable[[], int], launches: Sequence[Step]) -> RunStep:
         """A function that runs kernels by `run` and raises the error that one of them reports."""
 
@@ -263,7 +274,7 @@ class ExecutionPlan:
             try:
                 stopped = run()
             except Exception as error:
-                self._raise_failure(launches, error)
+                self._raise_failure(launches, run, error)
             if stopped != 0:
                 self._raise(launches, stopped)
 
@@ -278,10 +289,12 @@ class ExecutionPlan:
         self.status[0] = 0
         raise_kernel_error(launches, stopped, status, self.loaded.target)
 
-    def _raise_failure(self, launches: Sequence[Step], error: Exception) -> NoReturn:
+    def _raise_failure(
+        self, launches: Sequence[Step], function: Callable[..., Any], error: Exception
+    ) -> NoReturn:
         names = ", ".join(step["kernel"] for step in launches)
         sources = [str(origin) for step in launches for origin in step["origins"]]
-        raise_run_failure(error, self.loaded.target, names, sources)
+        raise_run_failure(error, function, self.loaded.target, names, sources)
 
     def _call(self, step: Step) -> RunStep:
         name = step["call"]
