@@ -7,7 +7,7 @@ import inspect
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from types import FrameType
+from types import FrameType, FunctionType
 from typing import Any, NoReturn, TypeVar
 
 import torch
@@ -21,7 +21,7 @@ from dicp.errors import (
     SemanticsError,
     TargetFailureError,
 )
-from dicp.origin import call_of
+from dicp.origin import Origin, call_of
 from dicp.rules import NoRule, RuleEntry
 from dicp.torch_private import is_tracing_error
 
@@ -158,6 +158,45 @@ def result_of(target: Any, hook: str, result: T, kind: Any) -> T:
     wanted = " or ".join(each.__name__ for each in kinds)
     problem = f"returns {described(result)}, no {wanted}"
     raise TargetFailureError(target.name, hook, problem, place_of(getattr(target, hook)))
+
+
+def failure_of(
+    target: Any, error: Exception, sources: Sequence[str] = ()
+) -> TargetFailureError | None:
+    """The error that names the target's function which raised `error`, or cannot be called."""
+    places = list(_own_calls(target, error))
+    if not places:
+        return None
+    hook, place = places[0][0], places[-1][1]
+    return TargetFailureError(target.name, hook, f"raises {worded(error)}", place, sources)
+
+
+def _own_calls(target: Any, error: Exception) -> Iterator[tuple[str, str]]:
+    """Functions of the target's package that ran or could not be called, each with its line."""
+    module = type(target).__module__
+    inside, _, _ = module.rpartition(".") if module.startswith("dicp.") else module.partition(".")
+    for frame, line in traceback.walk_tb(error.__traceback__):
+        if f"{frame.f_globals.get('__name__')}.".startswith(f"{inside}."):
+            yield frame.f_code.co_name, f"{frame.f_code.co_filename}:{line}"
+    name = str(error).partition("(")[0].rpartition(".")[2]
+    hook = getattr(type(target), name, None) if isinstance(error, TypeError) else None
+    if isinstance(hook, FunctionType) and f"{hook.__module__}.".startswith(f"{inside}."):
+        yield name, f"{hook.__code__.co_filename}:{hook.__code__.co_firstlineno}"
+
+
+@contextmanager
+def naming_operators(target: Any, origins: Sequence[Origin]) -> Iterator[None]:
+    """Raises TargetFailureError, which lists the operators, for what a function of a target's own
+    raises that works on a kernel or graph of theirs; dicp's errors pass as they are."""
+    try:
+        yield
+    except DicpError:
+        raise
+    except Exception as error:
+        failure = failure_of(target, error, list(map(str, origins)))
+        if failure is None:
+            raise
+        raise failure from error
 
 
 def refusal(function: Callable[..., Any], *args: Any, **kwargs: Any) -> str:

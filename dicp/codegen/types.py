@@ -11,7 +11,15 @@ from dicp.codegen.values import conversion_kind
 from dicp.dtypes import shortest
 from dicp.loop.ir.ops import REDUCTIONS
 
-VALUE_TYPE = {
+
+class Spellings(dict[torch.dtype, str]):
+    """The types of a language by dtype; raises ValueError for a dtype that it lacks."""
+
+    def __missing__(self, dtype: torch.dtype) -> str:
+        raise ValueError(f"there is no generated code for {dtype}; take it out of Facts.dtypes")
+
+
+VALUE_TYPE = Spellings({
     torch.float32: "float",
     torch.float64: "double",
     torch.bfloat16: "float",
@@ -22,10 +30,10 @@ VALUE_TYPE = {
     torch.int64: "int64_t",
     torch.uint8: "uint8_t",
     torch.bool: "bool",
-}
-STORAGE_TYPE = VALUE_TYPE | {
-    torch.bfloat16: "d_bf16", torch.float16: "d_f16", torch.bool: "uint8_t"
-}  # fmt: skip
+})  # fmt: skip
+STORAGE_TYPE = Spellings({
+    **VALUE_TYPE, torch.bfloat16: "d_bf16", torch.float16: "d_f16", torch.bool: "uint8_t"
+})  # fmt: skip
 """Element types in memory. 16-bit floats are stored as bits and bools as bytes, both widened on
 load: loops that load or store `bool` are not vectorized."""
 

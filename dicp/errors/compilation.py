@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 from dicp.errors.base import DicpError
-from dicp.errors.text import at, first_errors, indented, operands, sentence, shortened
+from dicp.errors.text import at, compiled_from, first_errors, indented, operands, sentence
 
 __all__ = [
     "CompilerError", "GraphRejectedError", "InferenceMismatchError", "PrototypeError", "RuleError",
@@ -32,8 +32,7 @@ class CompilerError(DicpError):
         lines = [f"target {target!r}: the compiler failed on generated code."]
         lines += ["command:", *indented(shlex.join(self.command))]
         lines += ["first errors:", *indented(first_errors(diagnostics))]
-        if kernel_sources:
-            lines += ["compiled from:", *indented("\n".join(shortened(self.kernel_sources)))]
+        lines += compiled_from(self.kernel_sources)
         lines.append(
             "Set dump=<folder> (DICP_DUMP) to keep the source, check the compiler with "
             "`python -m dicp doctor`, or set on_compile_error='eager' to run uncompiled."
@@ -84,18 +83,22 @@ class RuleError(_CallError):
 
 class TargetFailureError(DicpError):
     """A function of a target's own raised an exception, the cause of this error, or returned what
-    it must not."""
+    it must not. `sources` are the operators that it was to compile, where they are known."""
 
-    def __init__(self, target: str, hook: str, problem: str, place: str) -> None:
+    def __init__(
+        self, target: str, hook: str, problem: str, place: str, sources: Sequence[str] = ()
+    ) -> None:
         self.target = target
         self.hook = hook
         self.problem = problem
         self.place = place
-        super().__init__(
-            f"target {target!r}: {hook} {problem}, at {place}. Fix the target there, or "
-            "report it; until then on_compile_error='eager' (DICP_ON_COMPILE_ERROR) runs the model "
-            "eagerly."
+        said = f"target {target!r}: {hook} {problem}, at {place}."
+        advice = (
+            "Fix the target there, or report it; until then on_compile_error='eager' "
+            "(DICP_ON_COMPILE_ERROR) runs the model eagerly."
         )
+        lines = compiled_from(sources)
+        super().__init__("\n".join([said, *lines, advice]) if lines else f"{said} {advice}")
 
 
 class UnsupportedOperatorError(_CallError):

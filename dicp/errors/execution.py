@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from dicp.errors.base import DicpError
-from dicp.errors.text import amount, at, indented, sentence, shortened
+from dicp.errors.text import amount, at, compiled_from, sentence
 
 __all__ = [
     "CollectiveError", "DeviceError", "DeviceMemoryError", "DeviceMovedError", "HostMemoryError",
@@ -22,8 +22,8 @@ class _RunError(DicpError):
 
     def __init__(self, target: str, problem: str, sources: Sequence[str], advice: str) -> None:
         self.target = target
-        origin = ["compiled from:", *indented("\n".join(shortened(sources)))] if sources else []
-        super().__init__("\n".join([f"target {target!r}: {problem}.", *origin, advice]))
+        lines = [f"target {target!r}: {problem}.", *compiled_from(sources), advice]
+        super().__init__("\n".join(lines))
 
 
 class LaunchError(_RunError):

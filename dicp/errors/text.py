@@ -49,6 +49,11 @@ def shortened(sources: Sequence[str]) -> list[str]:
     return [*sources[:_SHOWN_SOURCES], *([f"... and {rest} more"] if rest > 0 else [])]
 
 
+def compiled_from(sources: Sequence[str]) -> list[str]:
+    """Lines that list the operators a kernel computes; none where they are not known."""
+    return ["compiled from:", *indented("\n".join(shortened(sources)))] if sources else []
+
+
 def first_errors(diagnostics: str) -> str:
     """The first lines that report an error, or the first lines of all if none does."""
     lines = [line for line in diagnostics.splitlines() if line.strip()]

@@ -40,7 +40,7 @@ from dicp.graphop.text import Text
 from dicp.graphop.thresholds import MAX_PADDED
 from dicp.origin import Origin, lines_of
 from dicp.outline import Outline
-from dicp.rule_errors import place_of, raise_run_failure, refusal, result_of
+from dicp.rule_errors import naming_operators, place_of, raise_run_failure, refusal, result_of
 from dicp.serialize import evaluate_size
 from dicp.specializations import Specializations
 from dicp.target import (
@@ -222,11 +222,14 @@ class GraphTarget(RuleTarget):
     # ---- render and build -----------------------------------------------------------------------
 
     def render(self, program: GraphProgram, config: Config) -> Source:
-        texts = {
-            graph.name: result_of(self, "render_graph", self.render_graph(graph, config), str)
-            for graph in program.graphs
-        }
+        texts = {graph.name: self._rendered(graph, config) for graph in program.graphs}
         return Source(texts, lambda: {f"{name}.cpp": text for name, text in texts.items()})
+
+    def _rendered(self, graph: Graph, config: Config) -> str:
+        origins = dict.fromkeys(node.origin for node in graph.nodes if node.origin)
+        with naming_operators(self, list(origins)):
+            text = self.render_graph(graph, config)
+        return result_of(self, "render_graph", text, str)
 
     def build(
         self, program: GraphProgram, source: Source, cache: Cache, config: Config

@@ -30,7 +30,7 @@ from dicp.loop.runtime.host_memory import HostMemory
 from dicp.loop.schedule.groups import CrossRow
 from dicp.loop.schedule.kernels import Schedule, Step, schedule
 from dicp.outline import Outline
-from dicp.rule_errors import result_of
+from dicp.rule_errors import naming_operators, result_of
 from dicp.rules import RuleTable
 from dicp.target import (
     Artifact,
@@ -149,7 +149,7 @@ class LoopTarget(RuleTarget):
         graph = lowering.run()
         steps = list(self.schedule(gm, graph, device, config))
         rendered = {
-            k: result_of(self, "render_kernel", self.render_kernel(step, config), RenderedKernel)
+            k: self._rendered(step, config)
             for k, step in enumerate(steps) if not isinstance(step, Call)
         }  # fmt: skip
         builder = ProgramBuilder(Schedule(graph, steps))
@@ -157,6 +157,11 @@ class LoopTarget(RuleTarget):
         program.serialized["static"] = sorted(context.static_inputs)
         builder.release()
         return program
+
+    def _rendered(self, kernel: Kernel, config: Config) -> RenderedKernel:
+        with naming_operators(self, kernel.origins):
+            rendered = self.render_kernel(kernel, config)
+        return result_of(self, "render_kernel", rendered, RenderedKernel)
 
     def render(self, program: LoopProgram, config: Config) -> Source:
         sources = KernelSources(program.serialized, program.kernel_texts)

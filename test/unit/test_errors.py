@@ -182,6 +182,18 @@ CASES: list[tuple[DicpError, str]] = [
         "the model eagerly.",
     ),
     (
+        TargetFailureError(
+            "chip",
+            "render_graph",
+            "raises KeyError: 'x'",
+            "chip/code.py:7",
+            ["aten.relu at a.py:3"],
+        ),
+        "target 'chip': render_graph raises KeyError: 'x', at chip/code.py:7.\ncompiled from:\n"
+        "  aten.relu at a.py:3\nFix the target there, or report it; until then "
+        "on_compile_error='eager' (DICP_ON_COMPILE_ERROR) runs the model eagerly.",
+    ),
+    (
         NewVendorError("cpu", "is a target already"),
         "vendor 'cpu' is a target already. For example: "
         "python -m dicp new-vendor mychip --family loop --package mychip",

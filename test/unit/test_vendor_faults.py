@@ -6,6 +6,7 @@ import importlib
 import inspect
 import re
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -283,6 +284,23 @@ def test_what_a_hook_raises_names_target_hook_and_line(
             with pytest.warns(FallbackWarning, match=f"{hook} raises KeyError"):
                 found = compiled(target, torch.relu, on_compile_error="eager")(x)
             assert torch.equal(found, torch.relu(x)), hook
+
+
+def test_operators_of_a_dtype_that_the_code_generator_lacks_are_named(
+    target: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dtypes = target.facts.dtypes | {torch.uint32}
+    monkeypatch.setattr(type(target), "facts", replace(target.facts, dtypes=dtypes))
+    problem = "render_kernel raises ValueError: there is no generated code for torch.uint32; take"
+    if target.name == NAMES["graph"]:
+        text = "def render_graph(self, *given):\n    raise KeyError('uint32')\n"
+        break_hook(target, "render_graph", text, monkeypatch)
+        problem = "render_graph raises KeyError: 'uint32', at "
+    x = torch.ones(2, dtype=torch.uint32 if target.name == NAMES["loop"] else torch.float32)
+    with pytest.raises(Exception, match=problem) as caught:
+        compiled(target, lambda x: torch.relu(x.float()) * 2)(x)
+    assert "compiled from:\n  aten." in str(caught.value)
+    assert f"  aten.relu.default (relu) at {__file__}:" in str(caught.value)
 
 
 RETURNS = {
