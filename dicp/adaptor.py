@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache, lru_cache
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import torch
 
@@ -23,6 +23,8 @@ from dicp.errors import AdaptorFileError
 from dicp.errors.text import did_you_mean, nearest
 from dicp.torch_private import overload_name, overloads_of, schema_of
 
+T = TypeVar("T")
+V = TypeVar("V")
 FILE: Final = "convert_config.yaml"
 COMMON: Final = "common_config"
 LAYOUTS: Final = ("NCHW", "NHWC", "ND")
@@ -100,15 +102,20 @@ def adaptor_text(target: object, config: Config) -> str:
     return "" if path is None else path.read_text("utf-8")
 
 
-def find_adaptor(target: object, config: Config) -> Adaptor | None:
+def find_adaptor(
+    target: object, config: Config, dtypes: frozenset[torch.dtype] | None = None
+) -> Adaptor | None:
     """The adaptor that applies to a target: that of `config`, else the one that it ships.
+
+    dtypes: those that the target computes in, for a check of the casts.
 
     Raises AdaptorFileError.
     """
     path = _path(target, config)
     if path is None:
         return None
-    return read_adaptor(path, path.read_text("utf-8"), config.precision == "half")
+    half = config.precision == "half"
+    return read_adaptor(path, path.read_text("utf-8"), half, dtypes)
 
 
 def _path(target: object, config: Config) -> Path | None:
@@ -122,8 +129,13 @@ def _path(target: object, config: Config) -> Path | None:
 
 
 @lru_cache(maxsize=8)
-def read_adaptor(path: Path, text: str, half: bool = False) -> Adaptor:
-    """The adaptor that a file's text states; `half`: float32 may be computed in 16 bits.
+def read_adaptor(
+    path: Path, text: str, half: bool = False, dtypes: frozenset[torch.dtype] | None = None
+) -> Adaptor:
+    """The adaptor that a file's text states.
+
+    half: float32 may be computed in 16 bits.
+    dtypes: as for `find_adaptor`.
 
     Raises AdaptorFileError with the line of what is wrong.
     """
@@ -135,7 +147,7 @@ def read_adaptor(path: Path, text: str, half: bool = False) -> Adaptor:
         mark = getattr(error, "problem_mark", None)
         problem = getattr(error, "problem", None) or str(error)
         raise AdaptorFileError(path, mark.line + 1 if mark else 1, problem) from error
-    return Adaptor() if root is None else _Reader(path, half).adaptor(root)
+    return Adaptor() if root is None else _Reader(path, half, dtypes).adaptor(root)
 
 
 @cache
@@ -151,12 +163,15 @@ def _tensor_arguments() -> Mapping[str, frozenset[str]]:
     return {name: frozenset(arguments) for name, arguments in found.items()}
 
 
+def _worded(name: object) -> str:
+    return str(name).removeprefix("torch.") or "all arguments"
+
+
 class _Reader:
     """Converts YAML's nodes, which know their lines, to levels."""
 
-    def __init__(self, path: Path, half: bool) -> None:
-        self.path = path
-        self.half = half
+    def __init__(self, path: Path, half: bool, dtypes: frozenset[torch.dtype] | None) -> None:
+        self.path, self.half, self.dtypes = path, half, dtypes
 
     def fail(self, node: Any, problem: str) -> AdaptorFileError:
         return AdaptorFileError(self.path, node.start_mark.line + 1, problem)
@@ -164,23 +179,35 @@ class _Reader:
     def adaptor(self, root: Any) -> Adaptor:
         if root.id != "sequence":
             raise self.fail(root, "expected a list of entries such as `- common_config:`")
-        common, operators = Level(), {}
+        operators: dict[str, Level] = {}
         for entry in root.value:
             for key, value in self.pairs(entry):
                 if key.value == COMMON:
-                    common = self.level(value, None)
+                    self.state(operators, COMMON, self.level(value, None), key)
                     continue
                 names = self.operators(key)
                 arguments = frozenset[str]().union(
                     *(_tensor_arguments()[name.partition(":")[0]] for name in names)
                 )
-                operators.update(dict.fromkeys(names, self.level(value, arguments)))
-        return Adaptor(common, operators)
+                level = self.level(value, arguments)
+                for name in names:
+                    self.state(operators, name, level, key)
+        return Adaptor(operators.pop(COMMON, Level()), operators)
+
+    def state(self, table: dict[T, V], name: T, value: V, node: Any) -> None:
+        """Add a statement; one that contradicts an earlier one is an error."""
+        if table.setdefault(name, value) != value:
+            raise self.fail(node, f"it contradicts what the file says of {_worded(name)} before")
 
     def pairs(self, node: Any) -> Iterator[tuple[Any, Any]]:
         if node.id != "mapping":
             raise self.fail(node, "expected `name: value`")
-        yield from node.value
+        names = set()
+        for key, value in node.value:
+            if key.value in names:
+                raise self.fail(key, f"{key.value!r} is here a second time")
+            names.add(key.value)
+            yield key, value
 
     def operators(self, key: Any) -> list[str]:
         """The names in ATen of an entry's operator; `:Scalar` is appended for numbers alone."""
@@ -235,7 +262,9 @@ class _Reader:
                 given = self.dtype(node, source.strip())
                 if to in REDUCED_FLOATS and given not in REDUCED_FLOATS and not self.half:
                     raise self.fail(node, f"{source.strip()} to {target} needs precision='half'")
-                found[given] = to
+                if to != given and self.dtypes and to.to_real() not in self.dtypes:
+                    raise self.fail(node, f"the target does not compute in {target}")
+                self.state(found, given, to, node)
         return found
 
     def dtype(self, node: Any, name: str) -> torch.dtype:
@@ -252,7 +281,7 @@ class _Reader:
             argument = self.argument(node, name, arguments) if inner else ""
             if (layout := inner or name) not in LAYOUTS:
                 raise self.fail(node, f"unknown layout {part.strip()!r}; known: {LAYOUTS}")
-            found[argument] = layout
+            self.state(found, argument, layout, node)
         return found
 
     def boolean(self, node: Any) -> bool:

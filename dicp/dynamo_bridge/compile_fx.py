@@ -146,7 +146,7 @@ class Compilation(GraphCompiler):
 
     @cached_property
     def adaptor(self) -> Adaptor | None:
-        return find_adaptor(self.target, self.config)
+        return find_adaptor(self.target, self.config, self.target.facts.dtypes)
 
     @cached_property
     def decompositions(self) -> Mapping[Any, Callable[..., Any]]:  # type: ignore[override]

@@ -89,6 +89,18 @@ WRONG = {
     ),
     "- add:\n    layout: ND, othr(NHWC)\n": (2, "unknown argument 'othr'"),
     "- add:\n    dtype: (float32)->float16\n": (2, "needs precision='half'"),
+    "- add:\n    layout: ND\n    layout: NHWC\n": (3, "'layout' is here a second time"),
+    "- add:\n    layout: ND\n- diopiAdd:\n    layout: NHWC\n": (
+        3,
+        "what the file says of add before",
+    ),
+    "- common_config:\n    layout: ND\n- common_config: {}\n": (
+        3,
+        "of common_config before",
+    ),
+    "- add:\n    dtype: (int64)->int32, (int64)->int16\n": (2, "of int64 before"),
+    "- add:\n    layout: ND, other(ND), other(NHWC)\n": (2, "of other before"),
+    "- add:\n    layout: ND, NHWC\n": (2, "of all arguments before"),
     "common_config: {}\n": (1, "expected a list of entries"),
     "- add\n": (1, "expected `name: value`"),
     "- add: {a: 1\n": (2, "expected ',' or '}'"),
@@ -103,6 +115,27 @@ def test_what_is_wrong_is_named_with_its_line(text: str) -> None:
         adaptor(text)
     assert found.value.line == line and message in str(found.value)
     assert f"chip.yaml:{line}: " in str(found.value)
+
+
+def test_statements_that_agree_may_be_repeated() -> None:
+    """As in DIOPI's own files, where an operator and its in-place form have entries."""
+    found = adaptor("- diopiAdd:\n    layout: ND\n- diopiAddInp:\n    layout: ND\n")
+    assert found == adaptor("- add:\n    layout: ND\n")
+
+
+@pytest.mark.parametrize("cast", ["(float64)->int16", "(complex128)->complex64", "(int64)->int64"])
+def test_a_cast_to_a_type_that_the_target_lacks_is_named(cast: str, tmp_path: Path) -> None:
+    """Its call would run eagerly, as without the cast. Complex values are computed as pairs; a type
+    cast to itself is one that the common entry does not cast."""
+    file = tmp_path / "chip.yaml"
+    file.write_text(f"- common_config: {{}}\n- add:\n    dtype: {cast}\n")
+    target, config = Small(), Config(convert_config=file)
+    target.facts = replace(Small.facts, dtypes=Small.facts.dtypes - {torch.int16})
+    if cast.endswith("int16"):
+        with pytest.raises(AdaptorFileError, match=r"yaml:3: the target does not compute in int16"):
+            find_adaptor(target, config, target.facts.dtypes)
+    else:
+        assert find_adaptor(target, config, target.facts.dtypes) is not None
 
 
 def test_float32_is_halved_only_where_the_user_allows_it() -> None:
