@@ -263,16 +263,21 @@ def _target(name: str) -> Target:
 
 
 def _examined(name: str) -> _Examined:
+    from dicp.rule_errors import failure_of, result_of
     from dicp.target import Check
 
+    target = None
     try:
         target = _target(name)
         config = Config.from_env(vendor=target.options)
-        checks = target.doctor(config)
+        checks = result_of(target, "doctor", target.doctor(config), Sequence)
+        for check in checks:
+            result_of(target, "doctor", check, Check)
         if not all(check.ok for check in checks):
             return _Examined(checks)
         return _Examined(checks, "simulator" if target.simulated(config) else "device")
     except Exception as error:  # a broken third-party target must not hide the others
+        error = (target and failure_of(target, error)) or error
         fix = "reinstall the package that brings this target, or report this to its authors"
         return _Examined([Check("target", False, f"{type(error).__name__}: {error}", fix)])
 

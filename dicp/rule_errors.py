@@ -163,8 +163,9 @@ def result_of(target: Any, hook: str, result: T, kind: Any) -> T:
 def failure_of(
     target: Any, error: Exception, sources: Sequence[str] = ()
 ) -> TargetFailureError | None:
-    """The error that names the target's function which raised `error`, or cannot be called."""
-    places = list(_own_calls(target, error))
+    """The error that names the target's function which raised `error`, or cannot be called; None
+    for errors of dicp's, and where no function of the target's took part."""
+    places = [] if isinstance(error, DicpError) else list(_own_calls(target, error))
     if not places:
         return None
     hook, place = places[0][0], places[-1][1]
@@ -190,8 +191,6 @@ def naming_operators(target: Any, origins: Sequence[Origin]) -> Iterator[None]:
     raises that works on a kernel or graph of theirs; dicp's errors pass as they are."""
     try:
         yield
-    except DicpError:
-        raise
     except Exception as error:
         failure = failure_of(target, error, list(map(str, origins)))
         if failure is None:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from dicp.config import Config
-from dicp.errors import DicpError, FallbackWarning, UnsupportedOperatorError
+from dicp.errors import FallbackWarning, UnsupportedOperatorError
 from dicp.rule_errors import failure_of
 from dicp.target import Target
 from dicp.torch_private import TorchDynamoException
@@ -27,7 +27,7 @@ def attempt(target: Target, config: Config, work: Callable[[], T], eagerly: Call
     except (TorchDynamoException, UnsupportedOperatorError):
         raise
     except Exception as error:
-        failure = None if isinstance(error, DicpError) else failure_of(target, error)
+        failure = failure_of(target, error)
         if config.on_compile_error == "raise":
             if failure is None:
                 raise

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 import types
 from dataclasses import dataclass
@@ -141,6 +142,32 @@ def test_doctor_survives_a_broken_target(install: Any) -> None:
     output = run("doctor")
     assert "ready: device" in output and "other: missing" in output
     assert "ImportError: libsdk.so.1" in output
+
+
+@pytest.mark.parametrize(
+    ("result", "problem"),
+    [
+        ("{}['sdk']", "raises KeyError: 'sdk'"),
+        ("None", "returns None, no Sequence"),
+        ("['all right']", "returns str, no Check"),
+    ],
+)
+def test_a_doctor_that_fails_is_named_with_its_line(
+    result: str, problem: str, install: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "acme_chip.py").write_text(
+        "from test_cli import FakeTarget\n\nclass Chip(FakeTarget):\n"
+        f"    def doctor(self, config):\n        return {result}\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "acme_chip", raising=False)
+    monkeypatch.setitem(sys.modules, "test_cli", sys.modules[__name__])
+    install(READY, importlib.import_module("acme_chip").Chip("chip", ()))
+    assert "chip: missing" in (output := run("doctor")) and "ready: device" in output
+    (check,) = cli._examined("chip").checks
+    line = 5 if "raises" in problem else 4
+    place = tmp_path / "acme_chip.py"
+    assert f"target 'chip': doctor {problem}, at {place}:{line}. Fix" in check.detail
 
 
 @pytest.mark.parametrize("name", ["missing", "missinggraph"])
