@@ -262,8 +262,11 @@ class _Reader:
                 given = self.dtype(node, source.strip())
                 if to in REDUCED_FLOATS and given not in REDUCED_FLOATS and not self.half:
                     raise self.fail(node, f"{source.strip()} to {target} needs precision='half'")
-                if to != given and self.dtypes and to.to_real() not in self.dtypes:
-                    raise self.fail(node, f"the target does not compute in {target}")
+                same_kind = given.is_complex or not to.is_complex
+                if to != given and self.dtypes and not (same_kind and to.to_real() in self.dtypes):
+                    raise self.fail(
+                        node, f"the target does not compute {source.strip()} in {target}"
+                    )
                 self.state(found, given, to, node)
         return found
 
