@@ -224,7 +224,7 @@ def run_tool(
     except (OSError, ValueError) as error:
         raise _Unusable(f"it cannot be started: {error}") from error
     try:
-        output = _output_of(process, time.monotonic() + seconds, stop)
+        output = _output_of(process, _Limit(seconds, stop))
     except BaseException:
         _end(process)
         raise
@@ -259,9 +259,22 @@ def _ended_with_parent() -> tuple[str, ...]:
     return found if tried.returncode == 0 else ()
 
 
-def _output_of(
-    process: subprocess.Popen[bytes], deadline: float, stop: threading.Event | None
-) -> bytes:
+class _Limit:
+    """Until when a tool may run: for some seconds, or until an event is set."""
+
+    def __init__(self, seconds: float, stop: threading.Event | None) -> None:
+        self.seconds, self.stop = seconds, stop
+        self.deadline = time.monotonic() + seconds
+
+    def check(self) -> None:
+        """Raises _Unusable where the tool is to be ended."""
+        if self.stop is not None and self.stop.is_set():
+            raise _Unusable("it was interrupted")
+        if time.monotonic() > self.deadline:
+            raise _Unusable(f"it did not end in time ({self.seconds:g} seconds), and was killed")
+
+
+def _output_of(process: subprocess.Popen[bytes], limit: _Limit) -> bytes:
     assert process.stdout is not None
     output = bytearray()
     with selectors.DefaultSelector() as ready:
@@ -273,21 +286,14 @@ def _output_of(
             output += piece or b""
             if piece == b"" or (piece is None and process.poll() is not None):
                 break  # closed; or held open by processes it left running
-            _check_wanted(deadline, stop)
+            limit.check()
             if len(output) > _MAX_OUTPUT:
                 raise _Unusable("it prints without end")
     while process.poll() is None:
-        _check_wanted(deadline, stop)
+        limit.check()
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(_LOOK_SECONDS)
     return bytes(output)
-
-
-def _check_wanted(deadline: float, stop: threading.Event | None) -> None:
-    if stop is not None and stop.is_set():
-        raise _Unusable("it was interrupted")
-    if time.monotonic() > deadline:
-        raise _Unusable("it did not end in time")
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

@@ -158,7 +158,9 @@ def test_what_is_no_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     (tmp_path / "no_program").chmod(0o755)
     cases = {
         str(tmp_path / "no_program"): "it cannot be started",
-        script(tmp_path / "hangs", "sleep 60"): "it did not end in time",
+        script(
+            tmp_path / "hangs", "sleep 60"
+        ): r"it did not end in time \(0.3 seconds\), and was killed",
         script(tmp_path / "waits", "read line; echo $line"): "--version fails",
         script(tmp_path / "silent", ""): "--version fails",
     }

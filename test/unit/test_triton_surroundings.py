@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import ctypes
+import signal
 import subprocess
 import sys
 import threading
@@ -203,6 +204,24 @@ def test_a_worker_whose_answer_nobody_waited_for_is_ended(
         workers.compile(job().request(job().blocks()))
     assert idle.process.poll() is not None and workers._idle.empty()
     assert not Path(idle.folder.name).exists()
+
+
+def test_a_worker_that_hangs_is_killed_after_the_time_of_a_compilation(
+    workers: Workers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(builder, "COMPILE_SECONDS", 0.2)
+    workers.warm_up(1)
+    idle = workers._idle.get()
+    workers._idle.put(idle)
+    idle.process.send_signal(signal.SIGSTOP)
+    dying = threading.Timer(10, idle.process.kill)  # were it waited for, it would die at last
+    dying.start()
+    answer = workers.compile(job().request(job().blocks()))
+    dying.cancel()
+    assert (
+        answer["error"] == "error: the compiler did not end in time (0.2 seconds), and was killed"
+    )
+    assert idle.process.poll() is not None and workers._idle.empty()
 
 
 def test_a_worker_ends_with_its_input(workers: Workers) -> None:

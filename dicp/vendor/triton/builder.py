@@ -11,6 +11,7 @@ import contextlib
 import importlib.metadata
 import json
 import queue
+import select
 import shutil
 import subprocess
 import sys
@@ -31,6 +32,7 @@ from dicp.gpu import build
 from dicp.gpu.build import Binary
 from dicp.gpu.launch import LaunchPlan
 from dicp.private_files import remove_with
+from dicp.toolchain import COMPILE_SECONDS
 from dicp.vendor.triton.facts import GPU
 from dicp.vendor.triton.thresholds import STARTED_AHEAD
 
@@ -130,11 +132,14 @@ class _Process:
             self.messages.append(line)
 
     def ask(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """The worker's answer; it has an "error" if the worker died."""
+        """The worker's answer; it has an "error" if the worker died, or takes too long."""
         assert self.process.stdin is not None and self.process.stdout is not None
         try:
             self.process.stdin.write(json.dumps(request) + "\n")
             self.process.stdin.flush()
+            if not select.select([self.process.stdout], [], [], COMPILE_SECONDS)[0]:
+                late = f"the compiler did not end in time ({COMPILE_SECONDS:g} seconds)"
+                return {"error": f"error: {late}, and was killed", "died": True}
             line = self.process.stdout.readline()
         except OSError:
             line = ""
