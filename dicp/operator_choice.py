@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
+from itertools import chain
 from typing import Any, Final
 
 import torch
@@ -173,28 +174,26 @@ def _matches(patterns: Patterns, names: Iterable[str]) -> bool:
 
 
 @cache
-def _known_names() -> Mapping[str, str]:
-    """Every name that a pattern may match, and the overload of an operator that it belongs to."""
-    known: dict[str, str] = {}
+def _overload_names() -> Mapping[str, tuple[str, ...]]:
+    """Every overload, and the names that a pattern may match: with and without namespace and
+    overload."""
+    known: dict[str, tuple[str, ...]] = {}
     for space, packet, overload in registered_names():
         full = f"{packet}.{overload or 'default'}"
-        for name in (packet, full, f"{space}.{packet}", f"{space}.{full}"):
-            known[name] = f"{space}.{full}"
-    for name in (*dir(torch.nn.functional), *dir(torch.Tensor), *dir(torch)):
-        known.setdefault(name, name)
+        known[f"{space}.{full}"] = (packet, full, f"{space}.{packet}", f"{space}.{full}")
     return known
 
 
 @cache
+def _known_names() -> tuple[str, ...]:
+    """Every name that a pattern may match, of operators and of PyTorch's functions."""
+    functions = (*dir(torch.nn.functional), *dir(torch.Tensor), *dir(torch))
+    return tuple(dict.fromkeys((*chain(*_overload_names().values()), *functions)))
+
+
 def _known_matches(patterns: Patterns) -> frozenset[str]:
     """Every overload that `patterns` name, of each operator if they name it without overload."""
-    found = set()
-    for space, packet, overload in registered_names():
-        full = f"{packet}.{overload or 'default'}"
-        names = (packet, full, f"{space}.{packet}", f"{space}.{full}")
-        if _matches(patterns, names):
-            found.add(f"{space}.{full}")
-    return frozenset(found)
+    return frozenset(op for op, names in _overload_names().items() if _matches(patterns, names))
 
 
 @cache

@@ -151,7 +151,7 @@ def evaluate(number: Any, symbols: Mapping[str, int]) -> Any:
     if isinstance(number, (int, float)):
         return number
     scope = {"__builtins__": {}, **_FUNCTIONS, **dict(_BOUNDED.values())}
-    return eval(_compiled(number), scope, dict(symbols))  # noqa: S307
+    return eval(_compiled(number), scope, dict(symbols))
 
 
 def evaluate_size(size: int | str, symbols: Mapping[str, int]) -> int:

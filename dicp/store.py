@@ -56,7 +56,7 @@ MARK_TEXT = (
     f"# dicp cache, format {FORMAT}. For cache directory tags see https://bford.info/cachedir/\n"
 ).encode()
 MANIFEST = "manifest.json"
-SECRET = "user.key"  # noqa: S105
+SECRET = "user.key"
 SECRET_BYTES = 32
 RESERVED = frozenset({"locks", "tmp"})
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,127}")

@@ -52,19 +52,12 @@ def unreadable(node: fx.Node) -> str:
     """
     if node.target is operator.getitem:
         return ""
-    for value in map(_tensors, (node, *node.all_input_nodes)):
-        for tensor in value:
-            if tensor.layout != torch.strided:
-                return "a tensor without strides"
-            if tensor.is_neg() or tensor.is_conj():
-                return "a tensor whose memory holds its negative or conjugate"
+    for tensor in tensors_of(node):
+        if tensor.layout != torch.strided:
+            return "a tensor without strides"
+        if tensor.is_neg() or tensor.is_conj():
+            return "a tensor whose memory holds its negative or conjugate"
     return ""
-
-
-def _tensors(node: fx.Node) -> list[torch.Tensor]:
-    value = node.meta.get("val")
-    values = value if isinstance(value, (tuple, list)) else (value,)
-    return [v for v in values if isinstance(v, torch.Tensor)]
 
 
 @dataclass(frozen=True)
@@ -117,6 +110,13 @@ class Facts:
 def is_depthwise(filters: Sequence[Any], groups: Any) -> bool:
     """Whether each of a convolution's groups reads one channel; `filters`: their sizes."""
     return bool(filters[1] == 1 and groups != 1)
+
+
+def options_of_one_row(
+    stride: Any, padding: Any, dilation: Any, transposed: Any, output_padding: Any, groups: Any
+) -> list[Any]:
+    """A 1-d convolution's options for the 2-d one, of images of one row, that it is."""
+    return [[1, *stride], [0, *padding], [1, *dilation], transposed, [0, *output_padding], groups]
 
 
 @dataclass(frozen=True)

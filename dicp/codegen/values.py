@@ -169,7 +169,7 @@ class Values(abc.ABC, Generic[Place]):
         """An index that is itself read or computed."""
         return self.value(atom.expr, guard)
 
-    def reaching(self, index: Index) -> None:  # noqa: B027
+    def reaching(self, index: Index) -> None:
         """Called with each index that is divided or used as a value: it must not wrap around."""
 
     # ---- names ----------------------------------------------------------------------------------

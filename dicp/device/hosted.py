@@ -30,7 +30,7 @@ from dicp.target import (
     Target,
     find_target,
 )
-from dicp.torch_private import FakeTensor, pytree, true_device
+from dicp.torch_private import HOST, FakeTensor, pytree, true_device
 
 DEVICE_TYPE = "dipu"
 _PLACES = "places"
@@ -43,7 +43,7 @@ def host_target() -> Target:
     for name in sorted(names):
         with contextlib.suppress(InvalidTargetError):  # another vendor's package is damaged
             found.append(find_target(name))
-    return max((t for t in found if t.device_type == "cpu"), key=lambda target: target.priority)
+    return max((t for t in found if t.device_type == HOST), key=lambda target: target.priority)
 
 
 class HostedTarget(Target):
@@ -151,13 +151,13 @@ def _on_device(tensor: torch.Tensor) -> bool:
 
 def output_places(gm: fx.GraphModule) -> list[int | None]:
     """The device index of each result of a graph; None for host tensors and other values."""
-    (outputs,) = next(iter(gm.graph.find_nodes(op="output"))).args
-    places: list[int | None] = []
-    for node in outputs:  # type: ignore[union-attr]
-        value = node.meta.get("val") if isinstance(node, fx.Node) else None
-        place = value.device if isinstance(value, torch.Tensor) else torch.device("cpu")
-        places.append(None if place.type == "cpu" else place.index or 0)
-    return places
+    outputs: Any = gm.graph.output_node().args[0]
+    values = [node.meta.get("val") if isinstance(node, fx.Node) else None for node in outputs]
+    return [
+        (value.device.index or 0)
+        if isinstance(value, torch.Tensor) and value.device.type != HOST else None
+        for value in values
+    ]  # fmt: skip
 
 
 def move_to_host(gm: fx.GraphModule) -> None:
@@ -165,11 +165,11 @@ def move_to_host(gm: fx.GraphModule) -> None:
 
     def moved(value: Any) -> Any:
         if isinstance(value, torch.device):
-            return torch.device("cpu")
-        if isinstance(value, FakeTensor) and value.device.type != "cpu":
+            return torch.device(HOST)
+        if isinstance(value, FakeTensor) and value.device.type != HOST:
             with value.fake_mode:
                 return torch.empty_strided(
-                    value.shape, value.stride(), dtype=value.dtype, device="cpu"
+                    value.shape, value.stride(), dtype=value.dtype, device=HOST
                 )
         return value
 

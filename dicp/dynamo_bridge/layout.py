@@ -25,6 +25,7 @@ from dicp.dynamo_bridge.analysis.values import is_channels_last
 from dicp.dynamo_bridge.fuse.engine import substitute
 from dicp.dynamo_bridge.passes.base import Pass, PassContext
 from dicp.dynamo_bridge.passes.redundancy import remove_dead
+from dicp.target import options_of_one_row
 
 aten = torch.ops.aten
 
@@ -86,8 +87,7 @@ def _as_conv2d(node: fx.Node, views: dict[fx.Node, fx.Node], context: PassContex
         if source not in views:
             views[source] = emit(node, aten.unsqueeze.default, (source, 2), None, (source,))
         args[index] = views[source]
-    for index, row in zip((0, 1, 2, 4), (1, 0, 1, 0), strict=True):  # not of `transposed`
-        args[first + index] = [row, *args[first + index]]
+    args[first : first + 6] = options_of_one_row(*args[first : first + 6])
     new = emit(node, node.target, tuple(args), None, (node,))
     if node.target is aten.convolution.default:
         substitute(node, emit(node, aten.squeeze.dim, (new, 2), None, (node,)), context)

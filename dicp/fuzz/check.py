@@ -79,7 +79,7 @@ def check(program: Program, mode: Mode) -> list[Problem]:
     for _ in range(1 + mode.cached):
         torch.compiler.reset()
         for call, got in enumerate(compiled(program, mode)):
-            problems += compare(program, got, expected[call], exact[call])
+            problems += compare(got, expected[call], exact[call])
     torch.compiler.reset()
     return problems
 
@@ -208,7 +208,7 @@ def _in_format(cotangent: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
 
 
 def compare(
-    program: Program, got: Results, eager: Results, exact: Results, rule: Rule | None = None
+    got: Results, eager: Results, exact: Results, rule: Rule | None = None
 ) -> list[Problem]:
     groups = (
         ("output", got.outputs, eager.outputs, exact.outputs, rule or Rule()),

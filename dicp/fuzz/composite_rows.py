@@ -52,4 +52,4 @@ COMPOSITES = rows("""
     F.cross_entropy({r2}, {classes}, ignore_index=0, label_smoothing={q} / 2) | _log_softmax
     F.multi_margin_loss({r2}, {classes}) | gather clamp_min
     F.alpha_dropout({f}, 0.0) * {q} | mul
-""")  # noqa: E501
+""")

@@ -61,7 +61,7 @@ def _drawn(scope: Scope, row: Row, context: str, number: int) -> Statement | Non
     try:
         for slot in row.slots:
             draw.fill(slot)
-        statement = Statement(row.template, draw.args, targets, context, _wide(row, draw.args))
+        statement = Statement(row.template, draw.args, targets, context, _wide(row))
         if _continues(scope, statement) and _executed(scope, statement):
             return statement
     except Undrawable:
@@ -80,7 +80,7 @@ def _continues(scope: Scope, statement: Statement) -> bool:
     return not computed or computed[-1] in statement.uses() or scope.rng.random() < 0.15
 
 
-def _wide(row: Row, args: dict[str, str]) -> str:
+def _wide(row: Row) -> str:
     """The template in float64: a cast keeps its rounding, a sum is accumulated in float64.
 
     What is computed from a cast, its gradient too, is not rounded: fused operators keep it in

@@ -259,7 +259,7 @@ class _AssignmentReporter(ast.NodeTransformer):
             ast.copy_location(each, node)
         return [node, call]
 
-    visit_Assign = visit_AugAssign = visit_AnnAssign = _assignment  # noqa: N815
+    visit_Assign = visit_AugAssign = visit_AnnAssign = _assignment
 
 
 class _LineReader(io.TextIOBase):

@@ -25,7 +25,7 @@ class Builder:
     def __init__(self, cache: Cache, config: Config) -> None:
         self.cache = cache
         self.config = config
-        self.lanes = driver_api(config)[2]
+        self.lanes = driver_api(config).lanes
 
     def build(self, jobs: Sequence[Job]) -> list[Binary]:
         found: dict[tuple[str, tuple[str, ...]], Binary] = {}

@@ -96,10 +96,10 @@ class MacaTarget(GpuTarget):
         return Device(plan, Builder(cache, config), self._driver(config), index_of(sources.device))
 
     def _driver(self, config: Config) -> ModuleDriver:
-        api, folders, lanes, arch = driver_api(config)
-        if arch not in self._drivers:
-            self._drivers[arch] = open_driver(api, folders, lanes, arch)
-        return self._drivers[arch]
+        choice = driver_api(config)
+        if choice.arch not in self._drivers:
+            self._drivers[choice.arch] = open_driver(*choice)
+        return self._drivers[choice.arch]
 
     # ---- identity and health --------------------------------------------------------------------
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -132,13 +132,22 @@ def defines_of(variant: Variant) -> tuple[str, ...]:
     return (*narrow, "-DD_ALIGNED") if all(variant.aligned) else narrow
 
 
-def driver_api(config: Config) -> tuple[DriverApi, tuple[str, ...], int, str]:
+class DriverChoice(NamedTuple):
     """The driver library's functions, folders to look for it in, lanes of a wave, architecture."""
+
+    api: DriverApi
+    folders: tuple[str, ...]
+    lanes: int
+    arch: str
+
+
+def driver_api(config: Config) -> DriverChoice:
+    """The driver of the device that the options name."""
     arch = config.vendor["maca_nvidia"]
     if arch:
-        return CUDA_API, (), 32, f"sm_{arch}"
+        return DriverChoice(CUDA_API, (), 32, f"sm_{arch}")
     folder = str(Path(config.vendor["maca_path"]) / "lib")
-    return MACA_API, (folder,), GPU.lanes, " ".join(config.vendor["maca_flags"])
+    return DriverChoice(MACA_API, (folder,), GPU.lanes, " ".join(config.vendor["maca_flags"]))
 
 
 @lru_cache(maxsize=1)

@@ -170,7 +170,7 @@ class Interpreter:
     def _device_functions(self) -> Any:
         scope: dict[str, Any] = {"__name__": "dicp.vendor.triton.simulated_device"}
         text = DEVICE_FUNCTIONS.read_text()
-        exec(compile(text, str(DEVICE_FUNCTIONS), "exec"), scope)  # noqa: S102
+        exec(compile(text, str(DEVICE_FUNCTIONS), "exec"), scope)
         scope |= {
             "to_bf16": self._to_bf16,
             "exp2_flushed": self._hosted(torch.exp2),
@@ -223,7 +223,7 @@ class Interpreter:
             "triton": self.triton, "tl": self.language, "d": self.device, "__name__": path,
         }  # fmt: skip
         with self.own_modules(), environment(TRITON_INTERPRET="1"):
-            exec(compile(text, path, "exec"), scope)  # noqa: S102
+            exec(compile(text, path, "exec"), scope)
             kernel: Callable[..., None] = scope[name].rewrite()
         return kernel
 

@@ -64,13 +64,6 @@ class Options:
     output_padding: Sequence[Size]
     groups: int
 
-    def of_one_row(self) -> Options:
-        """Those of the 2-d convolution, of images of one row, that a 1-d convolution is."""
-        return replace(
-            self, stride=(1, *self.stride), padding=(0, *self.padding),
-            dilation=(1, *self.dilation), output_padding=(0, *self.output_padding),
-        )  # fmt: skip
-
     def fit(self, x: Shaped, w: Shaped) -> bool:
         """Whether it has one or two spatial axes and is neither transposed nor depthwise."""
         return not self.transposed and len(x.shape) in (3, 4) and not self.is_depthwise(w)

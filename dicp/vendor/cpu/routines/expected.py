@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import fx
 
-from dicp.target import Facts
+from dicp.target import Facts, options_of_one_row
 from dicp.torch_private import hint_of
 from dicp.vendor.cpu.calibration import ShapeClass, shape_class
 from dicp.vendor.cpu.routines import choice
@@ -144,7 +144,7 @@ def _groups_of_convolution(
         last = facts.is_conv2d(w, how.groups)
         if last:
             x, w, out = (tensor.unsqueeze(2) for tensor in (x, w, out))
-            how = how.of_one_row()
+            how = choice.Options(*options_of_one_row(**vars(how)))
     fixed = (*w.shape, *how.stride, *how.padding, *how.dilation, how.groups)
     if not all(isinstance(size, int) for size in fixed):
         return
