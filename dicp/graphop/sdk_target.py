@@ -12,28 +12,13 @@ from torch import fx
 from dicp.cache import Cache
 from dicp.config import Config
 from dicp.errors import SimulatorForbiddenError, ToolchainError
+from dicp.graphop.sdk_toolchain import SdkToolchain
 from dicp.graphop.simulator import Headers, SimulatorBase
 from dicp.graphop.target import GraphTarget
 from dicp.target import Check, tensors_of
 from dicp.torch_private import HOST
 
 HOST_TENSORS = "a tensor of the host, where there is a device; runs_on='device' has it copied"
-
-
-class SdkToolchain(Protocol):
-    """A C++ compiler, and the SDK it compiles for or the simulator."""
-
-    @property
-    def compiler(self) -> tuple[str, ...]: ...
-
-    @property
-    def version(self) -> str: ...
-
-    @property
-    def simulated(self) -> bool: ...
-
-    @property
-    def identity(self) -> str: ...
 
 
 class SdkDriver(Protocol):

@@ -37,6 +37,7 @@ from dicp.errors import (
     SimulatorWarning,
     SpecializationWarning,
 )
+from dicp.graphop import sdk_toolchain
 from dicp.graphop.simulator import HEADER_FLAGS, Headers, Refused
 from dicp.graphop.target import GraphUnit
 from dicp.graphop.vocabulary import VOCABULARY
@@ -159,7 +160,7 @@ def test_the_headers_of_graphs_are_parsed_once(
     for graphs in (0, 1, 1):
         assert toolchain.compile_shared(tools, source, symbols=("dicp_graph",), headers=headers)
         assert len(cache.keys("headers")) == graphs
-    monkeypatch.setattr(toolchain, "HEADER_FLAGS", ("-O1", *HEADER_FLAGS))
+    monkeypatch.setattr(sdk_toolchain, "HEADER_FLAGS", ("-O1", *HEADER_FLAGS))
     with pytest.raises(CompilerError, match="gch"):  # g++ looks at it each time
         toolchain.compile_shared(tools, source, headers=headers)
 

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import ctypes
-import os
 import platform
 import warnings
-from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
+from typing import Any
 
 from dicp import toolchain as host
 from dicp.cache import Cache, key_of
 from dicp.config import Config
 from dicp.errors import SimulatorForbiddenError, SimulatorWarning
-from dicp.graphop.simulator import HEADER_FLAGS, Headers, with_header
-from dicp.origin import Origin
+from dicp.graphop.sdk_toolchain import Linking, compile_linked, load_built
+from dicp.graphop.simulator import with_header
 from dicp.vendor.ascend.installation import Cann, checked, device_count, locate_cann
 
 FOLDER = Path(__file__).parent
@@ -117,30 +116,14 @@ def _simulator_sources() -> list[str]:
 # ---- compiling -----------------------------------------------------------------------------------
 
 
-def compile_shared(
-    toolchain: Toolchain, *sources: str, flags: tuple[str, ...] = (), symbols: Collection[str] = (),
-    headers: tuple[Headers, Cache] | None = None, origins: Sequence[Origin] = (),
-) -> bytes:  # fmt: skip
-    """The shared object built from source texts, which defines `symbols`; for the simulator with
-    `headers` parsed.
-
-    Raises CompilerError and ToolchainError.
-    """
-    files: dict[str, str | bytes] = {f"unit{k}.cpp": text for k, text in enumerate(sources)}
-    includes = toolchain.cann.includes if toolchain.cann is not None else (INCLUDES,)
-    own = SIMULATOR_FLAGS if toolchain.simulated else ()
-    command = (*toolchain.compiler, *FLAGS, *own, *flags, *(f"-I{path}" for path in includes))
-    units = tuple(files)
-    if toolchain.simulated and headers is not None:
-        parsed, cache = headers
-        files |= parsed.files(command, sources[0], toolchain.identity, cache)
-        command += HEADER_FLAGS
-    command += (*units, "-o", host.OUTPUT)
-    if toolchain.cann is not None:
-        libraries = toolchain.cann.libraries
-        command += (f"-L{libraries}", f"-Wl,-rpath,{libraries}")
-        command += tuple(f"-l{name}" for name in toolchain.cann.linked)
-    return host.compile_shared(TARGET, command, files, symbols, sources=[*map(str, origins)])
+def compile_shared(toolchain: Toolchain, *sources: str, **options: Any) -> bytes:
+    """As `compile_linked`, for CANN or the simulator."""
+    cann = toolchain.cann
+    linking = (
+        Linking((*FLAGS, *SIMULATOR_FLAGS), [INCLUDES]) if cann is None
+        else Linking(FLAGS, cann.includes, cann.libraries, cann.linked)
+    )  # fmt: skip
+    return compile_linked(TARGET, toolchain, linking, sources, **options)
 
 
 def load_driver(toolchain: Toolchain, cache: Cache) -> ctypes.CDLL:
@@ -152,9 +135,5 @@ def load_driver(toolchain: Toolchain, cache: Cache) -> ctypes.CDLL:
     if toolchain.simulated:
         sources = [HIDDEN_ACL + source for source in (*sources, *_simulator_sources())]
     flags = ("-O1", "-Wl,-Bsymbolic")
-    entry = cache.get_or_build(
-        "unit",
-        key_of("driver", sources, toolchain.identity),
-        lambda: {host.OUTPUT: compile_shared(toolchain, *sources, flags=flags, symbols=DRIVER)},
-    )
-    return host.load_library(TARGET, entry, DRIVER, mode=os.RTLD_GLOBAL)
+    build = partial(compile_shared, toolchain, *sources, flags=flags, symbols=DRIVER)
+    return load_built(TARGET, toolchain, cache, sources, DRIVER, build)

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import ctypes
-import os
 import platform
-from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
+from typing import Any
 
 from dicp import toolchain as host
 from dicp.cache import Cache, key_of
 from dicp.config import Config, vendor_variable
 from dicp.errors import SimulatorForbiddenError
-from dicp.graphop.simulator import HEADER_FLAGS, Headers, with_header
-from dicp.origin import Origin
+from dicp.graphop.sdk_toolchain import Linking, compile_linked, load_built
+from dicp.graphop.simulator import with_header
 
 FOLDER = Path(__file__).parent
 INCLUDES = FOLDER / "simulator" / "include"
@@ -30,7 +29,6 @@ DRIVER = ("dicp_call", "dicp_log", "dicp_devices", "dicp_build", "dicp_load", "d
           "dicp_unload", "dicp_run")  # fmt: skip
 """What the driver defines."""
 DEFAULT_ROOTS = ("/usr", "/usr/local", "/opt/tops")
-UNIT = "unit.cpp"
 PREFIXES = ("dtu", "gcu")
 """The folder of the headers, which newer versions call differently."""
 LIBRARY = "dtu_sdk"
@@ -120,39 +118,19 @@ def _driver_source(simulated: bool) -> str:
     return with_header(FOLDER / "driver.cpp", *own)
 
 
-def compile_shared(
-    toolchain: Toolchain, source: str, flags: tuple[str, ...] = (), symbols: Collection[str] = (),
-    headers: tuple[Headers, Cache] | None = None, origins: Sequence[Origin] = (),
-) -> bytes:  # fmt: skip
-    """The shared object built from a source text, which defines `symbols`; for the simulator with
-    `headers` parsed.
-
-    Raises CompilerError and ToolchainError.
-    """
+def compile_shared(toolchain: Toolchain, source: str, **options: Any) -> bytes:
+    """As `compile_linked`, of one source text for TopsRider or the simulator."""
     sdk = toolchain.sdk
-    if sdk is not None and sdk.prefix != PREFIXES[0]:
-        source = source.replace('#include "dtu/', f'#include "{sdk.prefix}/')
-    own = SIMULATOR_FLAGS if sdk is None else ()
-    include = INCLUDES if sdk is None else sdk.root / "include"
-    command = (*toolchain.compiler, *FLAGS, *own, *flags, f"-I{include}")
-    files: dict[str, str | bytes] = {UNIT: source}
-    if sdk is None and headers is not None:
-        parsed, cache = headers
-        files |= parsed.files(command, source, toolchain.identity, cache)
-        command += HEADER_FLAGS
-    command += (UNIT, "-o", host.OUTPUT)
-    if sdk is not None:
-        folder = sdk.library.parent
-        command += (f"-L{folder}", f"-Wl,-rpath,{folder}", f"-l{LIBRARY}")
-    return host.compile_shared(TARGET, command, files, symbols, sources=[*map(str, origins)])
+    if sdk is None:
+        linking = Linking((*FLAGS, *SIMULATOR_FLAGS), [INCLUDES])
+    else:
+        linking = Linking(FLAGS, [sdk.root / "include"], sdk.library.parent, [LIBRARY])
+        source = source.replace(f'#include "{PREFIXES[0]}/', f'#include "{sdk.prefix}/')
+    return compile_linked(TARGET, toolchain, linking, [source], **options)
 
 
 def load_driver(toolchain: Toolchain, cache: Cache) -> ctypes.CDLL:
     """The driver, built once per toolchain."""
     source, flags = _driver_source(toolchain.simulated), ("-Wl,-Bsymbolic",)
-    entry = cache.get_or_build(
-        "unit",
-        key_of("driver", source, toolchain.identity),
-        lambda: {host.OUTPUT: compile_shared(toolchain, source, flags, DRIVER)},
-    )
-    return host.load_library(TARGET, entry, DRIVER, mode=os.RTLD_GLOBAL)
+    build = partial(compile_shared, toolchain, source, flags=flags, symbols=DRIVER)
+    return load_built(TARGET, toolchain, cache, source, DRIVER, build)
