@@ -2,30 +2,38 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from dicp.loop.ir.expr import Expr, apply, const
 from dicp.loop.ir.index import product
+from dicp.loop.lowering.conditions import both, compare, either, maximum, minimum, select
 from dicp.loop.lowering.core import Lowering, Value
 from dicp.loop.lowering.layout import sizes_of
-from dicp.loop.lowering.pointwise import (
-    both,
-    compare,
-    either,
-    elementwise,
-    minimum,
-    select,
-    sigmoid_of,
-    unary,
-)
+from dicp.loop.lowering.pointwise import clamp, elementwise
 from dicp.loop.lowering.views import narrow, wrap
 from dicp.rules import RuleTable
 
 aten = torch.ops.aten
 ACTIVATION = RuleTable()
 rule = ACTIVATION.register
+
+
+def unary(fn: Callable[[Expr], Expr]) -> Callable[..., Value]:
+    """The rule of an operator that applies `fn` to each element."""
+
+    def lowered(lw: Lowering, x: Value) -> Value:
+        return elementwise(lw, (x,), fn)
+
+    return lowered
+
+
+def sigmoid_of(x: Expr) -> Expr:
+    """1 / (1 + exp(-x))."""
+    return apply("sigmoid", x.dtype, x)
 
 
 def _exp(x: Expr) -> Expr:
@@ -43,6 +51,81 @@ def _tanh_of_softplus(x: Expr) -> tuple[Expr, Expr]:
     top = select(positive, 1.0 + u * 2.0, u * (u + 2.0))
     below = top + 2.0 * scale * scale
     return top / below, 4.0 * u * scale * (1.0 + u) / below / below
+
+
+ACTIVATION.add(aten.relu, unary(lambda x: maximum(x, 0)))
+ACTIVATION.add(aten.relu6, unary(lambda x: minimum(maximum(x, 0), 6)))
+ACTIVATION.add(aten.silu, unary(lambda x: x / (apply("exp", x.dtype, -x) + 1.0)))
+ACTIVATION.add(aten.hardswish, unary(lambda x: x * minimum(maximum(x + 3.0, 0.0), 6.0) * (1 / 6)))
+ACTIVATION.add(aten.hardsigmoid, unary(lambda x: minimum(maximum(x + 3.0, 0.0), 6.0) * (1 / 6)))
+
+
+@rule(aten.gelu)
+def gelu(lw: Lowering, x: Value, approximate: str = "none") -> Value:
+    return elementwise(lw, (x,), _gelu_tanh if approximate == "tanh" else _gelu_erf)
+
+
+def _gelu_erf(x: Expr) -> Expr:
+    return x * apply("normal_cdf", x.dtype, x)
+
+
+def _gelu_tanh(x: Expr) -> Expr:
+    return x * apply("normal_cdf_tanh", x.dtype, x)
+
+
+@rule(aten.gelu_backward)
+def gelu_backward(lw: Lowering, g: Value, x: Value, approximate: str = "none") -> Value:
+    def erf_form(g: Expr, x: Expr) -> Expr:
+        density = apply("exp", x.dtype, x * x * -0.5) * (1 / math.sqrt(2 * math.pi))
+        return g * (apply("normal_cdf", x.dtype, x) + x * density)
+
+    def tanh_form(g: Expr, x: Expr) -> Expr:
+        # 1 - tanh^2 far from zero is the difference of equal numbers; the function of -|x| is none.
+        low = apply("normal_cdf_tanh", x.dtype, -apply("abs", x.dtype, x))
+        high = 1.0 - low
+        slope = (x * x * (3 * 0.044715) + 1.0) * math.sqrt(2 / math.pi)
+        return g * (select(compare("lt", x, 0), low, high) + x * 2.0 * low * high * slope)
+
+    return elementwise(lw, (g, x), tanh_form if approximate == "tanh" else erf_form)
+
+
+@rule(aten.silu_backward)
+def silu_backward(lw: Lowering, g: Value, x: Value) -> Value:
+    def body(g: Expr, x: Expr) -> Expr:
+        s = sigmoid_of(x)
+        return g * s * (x * (1.0 - s) + 1.0)
+
+    return elementwise(lw, (g, x), body)
+
+
+@rule(aten.threshold_backward)
+def threshold_backward(lw: Lowering, g: Value, x: Value, threshold: Any) -> Value:
+    limit = lw.scalar(threshold, lw.meta().dtype)  # not rounded to a 16-bit float, as in eager
+    return elementwise(lw, (g, x), lambda g, x: select(compare("le", x, limit), 0, g))
+
+
+@rule(aten.leaky_relu)
+def leaky_relu(lw: Lowering, x: Value, slope: Any = 0.01) -> Value:
+    return elementwise(
+        lw, (x,), lambda x: select(compare("gt", x, 0), x, x * lw.scalar(slope, x.dtype))
+    )
+
+
+@rule(aten.leaky_relu_backward)
+def leaky_relu_backward(lw: Lowering, g: Value, x: Value, slope: Any, is_result: bool) -> Value:
+    return elementwise(
+        lw, (g, x), lambda g, x: select(compare("gt", x, 0), g, g * lw.scalar(slope, x.dtype))
+    )
+
+
+@rule(aten.elu)
+def elu(lw: Lowering, x: Value, alpha: Any = 1, scale: Any = 1, input_scale: Any = 1) -> Value:
+    def body(x: Expr) -> Expr:
+        low = apply("expm1", x.dtype, x * lw.real(input_scale, x.dtype))
+        low = low * lw.real(alpha * scale, x.dtype)
+        return select(compare("lt", x, 0), low, x * lw.real(scale, x.dtype))
+
+    return elementwise(lw, (x,), body)
 
 
 ACTIVATION.add(aten.mish.default, unary(lambda x: x * _tanh_of_softplus(x)[0]))
@@ -102,6 +185,9 @@ def log_sigmoid(lw: Lowering, x: Value) -> tuple[Value, Value]:
 
 
 ACTIVATION.update({
+    aten.sigmoid_backward: lambda lw, g, y: elementwise(lw, (g, y), lambda g, y: g * (1.0 - y) * y),
+    aten.tanh_backward: lambda lw, g, y: elementwise(lw, (g, y), lambda g, y: g * (1.0 - y * y)),
+    aten.hardtanh: lambda lw, x, low=-1.0, high=1.0: clamp(lw, x, low, high),
     aten.log_sigmoid_backward.default:
         lambda lw, g, x, buffer: elementwise(lw, (g, x), lambda g, x: g * sigmoid_of(-x)),
     aten.glu.default:

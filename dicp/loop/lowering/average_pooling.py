@@ -16,9 +16,9 @@ import torch
 from dicp.dtypes import opmath_dtype
 from dicp.loop.ir.expr import Expr, cast, const
 from dicp.loop.ir.index import Index, Size, is_positive, normal
+from dicp.loop.lowering.conditions import all_of
 from dicp.loop.lowering.core import Lowering, Value
 from dicp.loop.lowering.layout import sizes_of
-from dicp.loop.lowering.pointwise import all_of
 from dicp.loop.lowering.windows import (
     AnyWindow,
     Window,

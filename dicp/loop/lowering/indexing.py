@@ -10,9 +10,9 @@ from dicp.indices import UNSAFE_INDEXING, depends_on_sizes_alone
 from dicp.loop.ir import expr as ir
 from dicp.loop.ir.expr import Expr, apply, cast, const
 from dicp.loop.ir.index import ZERO, Index, Indirect, Size, normal, product
+from dicp.loop.lowering.conditions import compare, select
 from dicp.loop.lowering.core import Lowering, Value
 from dicp.loop.lowering.layout import broadcast_shapes, sizes_of
-from dicp.loop.lowering.pointwise import compare, select
 from dicp.loop.lowering.views import wrap
 from dicp.loop.thresholds import TABLE_USES
 from dicp.rules import NoRule, RuleTable

@@ -18,10 +18,10 @@ from dicp.interpolation_taps import Tap, Taps, cubic_taps, linear_taps, taps_alo
 from dicp.loop.ir import expr as ir
 from dicp.loop.ir.expr import Expr, cast
 from dicp.loop.ir.index import Index, dense_strides
+from dicp.loop.lowering.conditions import compare, select
 from dicp.loop.lowering.core import Lowering, Value
 from dicp.loop.lowering.indexing import proven
 from dicp.loop.lowering.library import library_rule
-from dicp.loop.lowering.pointwise import compare, select
 from dicp.loop.lowering.windows import summed
 from dicp.rules import RuleTable
 from dicp.torch_private import disable_current_modes

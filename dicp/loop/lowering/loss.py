@@ -10,9 +10,9 @@ from dicp.dtypes import opmath_dtype
 from dicp.loop.ir import expr as ir
 from dicp.loop.ir.expr import Expr, apply, cast, const
 from dicp.loop.ir.index import ZERO, Index
+from dicp.loop.lowering.conditions import both, compare, select
 from dicp.loop.lowering.core import Lowering, Value
 from dicp.loop.lowering.indexing import checked, proven
-from dicp.loop.lowering.pointwise import both, compare, select
 from dicp.loop.lowering.reduction import total
 from dicp.rules import NoRule, RuleTable
 

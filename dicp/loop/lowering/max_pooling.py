@@ -27,10 +27,10 @@ from dicp.loop.ir.index import (
     product,
 )
 from dicp.loop.ir.ops import identity_of
+from dicp.loop.lowering.conditions import all_of, both, compare, either, is_nan, select
 from dicp.loop.lowering.core import Lowering, Value
 from dicp.loop.lowering.indexing import Indices, clamped, proven
 from dicp.loop.lowering.layout import sizes_of
-from dicp.loop.lowering.pointwise import all_of, both, compare, either, is_nan, select
 from dicp.loop.lowering.scatter import scattered
 from dicp.loop.lowering.windows import (
     AnyWindow,

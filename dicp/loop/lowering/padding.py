@@ -20,10 +20,10 @@ from dicp.dtypes import opmath_dtype
 from dicp.loop.ir import expr as ir
 from dicp.loop.ir.expr import Expr, apply, cast, const
 from dicp.loop.ir.index import Index, Size, normal
+from dicp.loop.lowering.conditions import all_of, compare
 from dicp.loop.lowering.core import Lowering, Value
 from dicp.loop.lowering.indexing import proven
 from dicp.loop.lowering.layout import as_size, sizes_of
-from dicp.loop.lowering.pointwise import all_of, compare
 from dicp.loop.lowering.scatter import scattered
 from dicp.loop.lowering.windows import guarded
 from dicp.loop.thresholds import MAX_UNROLLED

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from functools import reduce
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -13,6 +12,7 @@ from dicp.dtypes import REDUCED_FLOATS, power_of_ten
 from dicp.loop.ir import expr as ir
 from dicp.loop.ir.expr import Expr, apply, cast, const, opmath
 from dicp.loop.ir.index import Index
+from dicp.loop.lowering.conditions import compare, is_nan, select
 from dicp.loop.lowering.core import Lowering, Value
 from dicp.loop.lowering.layout import sizes_of
 from dicp.rules import NoRule, RuleTable
@@ -328,138 +328,6 @@ def clamp(lw: Lowering, x: Value, low: Any = None, high: Any = None) -> Value:
     return elementwise(lw, (x, *args), body)
 
 
-def unary(fn: Callable[[Expr], Expr]) -> Callable[..., Value]:
-    """The rule of an operator that applies `fn` to each element."""
-
-    def lowered(lw: Lowering, x: Value) -> Value:
-        return elementwise(lw, (x,), fn)
-
-    return lowered
-
-
-def sigmoid_of(x: Expr) -> Expr:
-    """1 / (1 + exp(-x))."""
-    return apply("sigmoid", x.dtype, x)
-
-
-def compare(op: str, a: Expr, b: Expr | float) -> Expr:
-    """The boolean of comparison `op`; a number is of the dtype of `a`."""
-    return apply(op, torch.bool, a, b if isinstance(b, Expr) else const(b, a.dtype))
-
-
-def both(a: Expr, b: Expr) -> Expr:
-    """Whether two conditions hold."""
-    return apply("bitwise_and", torch.bool, a, b)
-
-
-def either(a: Expr, b: Expr) -> Expr:
-    """Whether one of two conditions holds."""
-    return apply("bitwise_or", torch.bool, a, b)
-
-
-def all_of(tests: Sequence[Expr]) -> Expr | None:
-    """The conjunction of conditions; None for none."""
-    return reduce(both, tests) if tests else None
-
-
-def is_nan(x: Expr) -> Expr:
-    """Whether `x` is NaN."""
-    return apply("isnan", torch.bool, x)
-
-
-def select(test: Expr, a: Expr | float, b: Expr | float) -> Expr:
-    """`a` where `test` holds, else `b`; one of both may be a number."""
-    dtype = a.dtype if isinstance(a, Expr) else b.dtype  # type: ignore[union-attr]
-    x, y = (v if isinstance(v, Expr) else const(v, dtype) for v in (a, b))
-    return apply("where", dtype, test, x, y)
-
-
-def maximum(a: Expr, b: float) -> Expr:
-    """The larger of `a` and a number; NaN where `a` is."""
-    return apply("maximum", a.dtype, const(b, a.dtype), a)
-
-
-def minimum(a: Expr, b: float) -> Expr:
-    """The smaller of `a` and a number; NaN where `a` is."""
-    return apply("minimum", a.dtype, const(b, a.dtype), a)
-
-
-POINTWISE.add(aten.relu, unary(lambda x: maximum(x, 0)))
-POINTWISE.add(aten.relu6, unary(lambda x: minimum(maximum(x, 0), 6)))
-POINTWISE.add(aten.silu, unary(lambda x: x / (apply("exp", x.dtype, -x) + 1.0)))
-POINTWISE.add(aten.square, unary(lambda x: x * x))
-POINTWISE.add(aten.hardswish, unary(lambda x: x * minimum(maximum(x + 3.0, 0.0), 6.0) * (1 / 6)))
-POINTWISE.add(aten.hardsigmoid, unary(lambda x: minimum(maximum(x + 3.0, 0.0), 6.0) * (1 / 6)))
-
-
-@rule(aten.gelu)
-def gelu(lw: Lowering, x: Value, approximate: str = "none") -> Value:
-    return elementwise(lw, (x,), _gelu_tanh if approximate == "tanh" else _gelu_erf)
-
-
-def _gelu_erf(x: Expr) -> Expr:
-    return x * apply("normal_cdf", x.dtype, x)
-
-
-def _gelu_tanh(x: Expr) -> Expr:
-    return x * apply("normal_cdf_tanh", x.dtype, x)
-
-
-@rule(aten.gelu_backward)
-def gelu_backward(lw: Lowering, g: Value, x: Value, approximate: str = "none") -> Value:
-    def erf_form(g: Expr, x: Expr) -> Expr:
-        density = apply("exp", x.dtype, x * x * -0.5) * (1 / math.sqrt(2 * math.pi))
-        return g * (apply("normal_cdf", x.dtype, x) + x * density)
-
-    def tanh_form(g: Expr, x: Expr) -> Expr:
-        # 1 - tanh^2 far from zero is the difference of equal numbers; the function of -|x| is none.
-        low = apply("normal_cdf_tanh", x.dtype, -apply("abs", x.dtype, x))
-        high = 1.0 - low
-        slope = (x * x * (3 * 0.044715) + 1.0) * math.sqrt(2 / math.pi)
-        return g * (select(compare("lt", x, 0), low, high) + x * 2.0 * low * high * slope)
-
-    return elementwise(lw, (g, x), tanh_form if approximate == "tanh" else erf_form)
-
-
-@rule(aten.silu_backward)
-def silu_backward(lw: Lowering, g: Value, x: Value) -> Value:
-    def body(g: Expr, x: Expr) -> Expr:
-        s = sigmoid_of(x)
-        return g * s * (x * (1.0 - s) + 1.0)
-
-    return elementwise(lw, (g, x), body)
-
-
-@rule(aten.threshold_backward)
-def threshold_backward(lw: Lowering, g: Value, x: Value, threshold: Any) -> Value:
-    limit = lw.scalar(threshold, lw.meta().dtype)  # not rounded to a 16-bit float, as in eager
-    return elementwise(lw, (g, x), lambda g, x: select(compare("le", x, limit), 0, g))
-
-
-@rule(aten.leaky_relu)
-def leaky_relu(lw: Lowering, x: Value, slope: Any = 0.01) -> Value:
-    return elementwise(
-        lw, (x,), lambda x: select(compare("gt", x, 0), x, x * lw.scalar(slope, x.dtype))
-    )
-
-
-@rule(aten.leaky_relu_backward)
-def leaky_relu_backward(lw: Lowering, g: Value, x: Value, slope: Any, is_result: bool) -> Value:
-    return elementwise(
-        lw, (g, x), lambda g, x: select(compare("gt", x, 0), g, g * lw.scalar(slope, x.dtype))
-    )
-
-
-@rule(aten.elu)
-def elu(lw: Lowering, x: Value, alpha: Any = 1, scale: Any = 1, input_scale: Any = 1) -> Value:
-    def body(x: Expr) -> Expr:
-        low = apply("expm1", x.dtype, x * lw.real(input_scale, x.dtype))
-        low = low * lw.real(alpha * scale, x.dtype)
-        return select(compare("lt", x, 0), low, x * lw.real(scale, x.dtype))
-
-    return elementwise(lw, (x,), body)
-
-
 @rule(aten.addcmul)
 def addcmul(lw: Lowering, x: Value, a: Any, b: Any, *, value: Any = 1) -> Value:
     """x + (value a) b, the second product and the sum rounded once, as eager does it."""
@@ -523,7 +391,5 @@ POINTWISE.update({
         lambda lw, x, mask, value: where(lw, mask, value, x),
     (aten.clamp_min.default, aten.clamp_min.Tensor): lambda lw, x, low: clamp(lw, x, low, None),
     (aten.clamp_max.default, aten.clamp_max.Tensor): lambda lw, x, high: clamp(lw, x, None, high),
-    aten.sigmoid_backward: lambda lw, g, y: elementwise(lw, (g, y), lambda g, y: g * (1.0 - y) * y),
-    aten.tanh_backward: lambda lw, g, y: elementwise(lw, (g, y), lambda g, y: g * (1.0 - y * y)),
-    aten.hardtanh: lambda lw, x, low=-1.0, high=1.0: clamp(lw, x, low, high),
+    aten.square: lambda lw, x: elementwise(lw, (x,), lambda x: x * x),
 })  # fmt: skip

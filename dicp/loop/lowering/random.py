@@ -18,9 +18,9 @@ from dicp.dtypes import REDUCED_FLOATS, largest_below, significand_bits
 from dicp.loop.ir import expr as ir
 from dicp.loop.ir.expr import Expr, apply, cast, const
 from dicp.loop.ir.index import ZERO, Index, contiguous_strides, flatten
+from dicp.loop.lowering.conditions import compare
 from dicp.loop.lowering.core import Lowering, Value
 from dicp.loop.lowering.layout import sizes_of
-from dicp.loop.lowering.pointwise import compare
 from dicp.loop.thresholds import MAX_RANDOM_RANGE
 from dicp.rules import NoRule, RuleTable
 

@@ -12,8 +12,8 @@ from dicp.dtypes import opmath_dtype
 from dicp.loop.ir import expr as ir
 from dicp.loop.ir.expr import Expr, apply, cast
 from dicp.loop.ir.index import Index, Size, normal, product
+from dicp.loop.lowering.conditions import compare, select
 from dicp.loop.lowering.core import Lowering, Value
-from dicp.loop.lowering.pointwise import compare, select
 from dicp.loop.lowering.views import wrap
 from dicp.loop.thresholds import MAX_CANCELLED, MIN_SHIFT, SAMPLE_STEP
 from dicp.rules import NoRule, RuleTable

@@ -13,6 +13,7 @@ from dicp.loop.ir.expr import Expr, Ref, apply, cast, const, is_zero
 from dicp.loop.ir.graph import Compute
 from dicp.loop.ir.index import ZERO, Index, Size, domain, is_positive, product
 from dicp.loop.ir.ops import identity_of
+from dicp.loop.lowering.conditions import compare, maximum, select
 from dicp.loop.lowering.core import Lowering, Value
 from dicp.loop.lowering.indexing import (
     Indices,
@@ -22,7 +23,6 @@ from dicp.loop.lowering.indexing import (
     no_masks,
     proven,
 )
-from dicp.loop.lowering.pointwise import compare, maximum, select
 from dicp.loop.lowering.views import wrap
 from dicp.loop.thresholds import MIN_SCATTER_RATIO
 from dicp.rules import NoRule, RuleTable

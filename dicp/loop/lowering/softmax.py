@@ -11,8 +11,8 @@ from dicp.dtypes import opmath_dtype
 from dicp.loop.ir import expr as ir
 from dicp.loop.ir.expr import Expr, apply, cast
 from dicp.loop.ir.index import Index
+from dicp.loop.lowering.conditions import compare, select
 from dicp.loop.lowering.core import Lowering, Value
-from dicp.loop.lowering.pointwise import compare, select
 from dicp.loop.lowering.reduction import axes_of, finish, total
 from dicp.loop.lowering.views import wrap
 from dicp.rules import NoRule, RuleTable, of_vectors

@@ -22,9 +22,9 @@ from dicp.loop.ir.index import (
     mod,
     normal,
 )
+from dicp.loop.lowering.conditions import all_of, both, compare
 from dicp.loop.lowering.core import Lowering, Value
 from dicp.loop.lowering.layout import sizes_of, strides_of
-from dicp.loop.lowering.pointwise import all_of, both, compare
 from dicp.loop.thresholds import MAX_CONCATENATED
 from dicp.rules import NoRule, RuleTable
 

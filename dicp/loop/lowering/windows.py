@@ -20,9 +20,9 @@ import torch
 from dicp.loop.ir import expr as ir
 from dicp.loop.ir.expr import Expr, apply, const, masked
 from dicp.loop.ir.index import Index, Size, floordiv, is_positive, normal, quotient
+from dicp.loop.lowering.conditions import compare, select
 from dicp.loop.lowering.core import Lowering, Value
 from dicp.loop.lowering.indexing import clamped, proven
-from dicp.loop.lowering.pointwise import compare, select
 from dicp.loop.thresholds import MAX_UNROLLED
 from dicp.rules import NoRule
 from dicp.torch_private import floor_division
