@@ -10,6 +10,7 @@ import torch
 from torch import fx
 from torch.fx.node import map_aggregate, map_arg
 
+from dicp.compare import FLOOR_ULPS
 from dicp.op_tools import trees
 from dicp.op_tools.reference import copied, reference_rules
 from dicp.torch_private import schema_of
@@ -19,6 +20,15 @@ _AS_IT_IS = frozenset({"aten.view.dtype"})
 
 _RESHAPES = frozenset({"aten.view.default", "aten._unsafe_view.default"})
 """A reference may have other strides than the tensor that was viewed."""
+
+_STEPS = frozenset(
+    f"aten.{name}"
+    for name in ("floor.default", "ceil.default", "round.default", "round.decimals",
+                 "trunc.default", "frac.default", "sign.default", "sgn.default", "fmod.Tensor",
+                 "fmod.Scalar", "remainder.Tensor", "remainder.Scalar", "div.Tensor_mode",
+                 "div.Scalar_mode", "floor_divide.default", "heaviside.default")
+)  # fmt: skip
+"""Operators whose result may jump by any amount where an operand moves by a rounding."""
 
 
 class Evaluator:
@@ -96,6 +106,37 @@ class Evaluator:
         if schema is not None and schema.is_mutable:  # what the node overwrites is a copy here
             args = tuple(a.clone() if isinstance(a, torch.Tensor) else a for a in args)
         return target(*args, **kwargs)
+
+
+def moved_by_roundings(
+    real: Mapping[str, Any], inside: Iterable[fx.Node], unrounded: Iterable[str] = ()
+) -> dict[str, Any] | None:
+    """The real values in float64, elements that `inside` reads moved by as many roundings up or
+    down as the fp64 rule's floor has. None if results may jump.
+
+    What this changes in a result is no fault of an operator: terms of a sum cancel, and a fused
+    kernel reads `unrounded` what it also stores in a narrower dtype than it computes in.
+    """
+    nodes = set(inside)
+    if any(str(n.target) in _STEPS or not _is_floating(n) for n in nodes):
+        return None
+    generator = torch.Generator().manual_seed(0)
+    moved = dict(real)
+    for name in dict.fromkeys(n.name for node in nodes for n in node.all_input_nodes):
+        value = real.get(name)
+        if not isinstance(value, torch.Tensor) or value.dtype not in FLOOR_ULPS:
+            continue
+        narrow = value.dtype.itemsize < torch.float32.itemsize and name not in unrounded
+        dtype = torch.float32 if narrow else value.dtype
+        size = FLOOR_ULPS[dtype] * torch.finfo(dtype).eps
+        up = torch.randint(0, 2, value.shape, generator=generator)
+        moved[name] = copied(value, torch.float64).mul_(1 + size * (2 * up - 1))
+    return moved
+
+
+def _is_floating(node: fx.Node) -> bool:
+    value = node.meta.get("val")
+    return not isinstance(value, torch.Tensor) or value.is_floating_point()
 
 
 def is_random_node(node: fx.Node) -> bool:
