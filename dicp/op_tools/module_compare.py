@@ -22,7 +22,7 @@ from dicp.op_tools.frame import FRAME
 from dicp.op_tools.recording import ModuleCall, Recorder, Recording
 from dicp.op_tools.reference import CPU, widened, widened_dtypes
 from dicp.op_tools.tables import table
-from dicp.op_tools.verdict import Comparison, as_promised, compare
+from dicp.op_tools.verdict import Comparison, as_promised, compare, dense_chunks
 from dicp.torch_private import original_module, set_compiled_call
 
 COLUMNS = ("module", "call", "tensor", "error", "max_relative_diff", "verdict", "error_info")
@@ -393,18 +393,28 @@ def widened_module(module: nn.Module) -> tuple[nn.Module, nn.Module]:
 
 
 def compared(got: Values, wanted: Values, eager: Values) -> list[Comparison]:
-    """Each value by the fp64 rule; one that is missing on a side is wrong."""
+    """Each value by the fp64 rule; one that is missing on a side is wrong.
+
+    A gradient whose terms cancel, such as that of a bias before a norm, has roundings of them.
+    """
+    largest = max((_peak(v) for n, v in wanted.items() if n.startswith("grad")), default=0.0)
     found = []
     for name in dict.fromkeys((*eager, *got)):
         if name not in got or name not in eager or name not in wanted:
             sides = [s for s, v in (("tested", got), ("eager", eager)) if name in v]
             found.append(Comparison(name, False, error_info=f"only {sides[0]} has it", fp64=False))
             continue
-        result = compare("module", name, got[name].cpu(), wanted[name], eager[name])
+        scale = largest if name.startswith("grad") else 0.0
+        result = compare("module", name, got[name].cpu(), wanted[name], eager[name], scale)
         if got[name].shape == wanted[name].shape:
             result = replace(result, error_info="")  # float64 is no inconsistency here
         found.append(as_promised(result, got[name], eager[name]))
     return found
+
+
+def _peak(value: torch.Tensor) -> float:
+    parts = dense_chunks(value)
+    return max((float(part.abs().nan_to_num(0, 0, 0).max()) for part in parts), default=0.0)
 
 
 class _Memory:

@@ -107,14 +107,19 @@ class Comparison:
         )
 
 
-def compare(operator: str, name: str, got: Any, reference: Any, eager: Any = None) -> Comparison:
-    """Compare a leaf of the device's values with the reference's; `eager` for the fp64 rule."""
+def compare(
+    operator: str, name: str, got: Any, reference: Any, eager: Any = None, scale: float = 0.0
+) -> Comparison:
+    """Compare a leaf of the device's values with the reference's; `eager` for the fp64 rule.
+
+    scale: the largest of the values that roundings in this one may come from.
+    """
     allowed = tolerance(operator, got)
     if isinstance(got, torch.Tensor) != isinstance(reference, torch.Tensor):
         info = f"Inconsistent types: {type(got).__name__} {type(reference).__name__}"
         return Comparison(name, False, 0.0, math.inf, math.inf, allowed, info, math.inf, False)
     if isinstance(got, torch.Tensor):
-        return _compare_tensors(name, got, reference, allowed, eager)
+        return _compare_tensors(name, got, reference, allowed, eager, scale)
     if isinstance(got, (bool, int, float, complex)) and isinstance(
         reference, (bool, int, float, complex)
     ):
@@ -152,8 +157,9 @@ def _compare_numbers(name: str, got: Any, reference: Any, allowed: Tolerance) ->
 
 
 def _compare_tensors(
-    name: str, got: torch.Tensor, reference: torch.Tensor, allowed: Tolerance, eager: Any
-) -> Comparison:
+    name: str, got: torch.Tensor, reference: torch.Tensor, allowed: Tolerance, eager: Any,
+    scale: float,
+) -> Comparison:  # fmt: skip
     if got.shape != reference.shape:
         info = f"Inconsistent shape: {tuple(got.shape)} {tuple(reference.shape)}"
         return Comparison(name, False, 0.0, math.inf, math.inf, allowed, info, math.inf, False)
@@ -162,7 +168,7 @@ def _compare_tensors(
         info = f"Inconsistent dtypes: {got.dtype} {reference.dtype}"
     found = _errors(got, reference, allowed)
     close = found.ratio <= 1
-    fp64 = close if eager is None else _fp64_holds(got, reference, eager, found)
+    fp64 = close if eager is None else _fp64_holds(got, reference, eager, found, scale)
     return Comparison(
         name, close, found.cosine, found.largest, found.relative, allowed, info, found.ratio, fp64
     )
@@ -243,7 +249,9 @@ def _wide(part: torch.Tensor) -> torch.Tensor:
     return part.cpu().to(wide)
 
 
-def _fp64_holds(got: torch.Tensor, reference: torch.Tensor, eager: Any, found: _Errors) -> bool:
+def _fp64_holds(
+    got: torch.Tensor, reference: torch.Tensor, eager: Any, found: _Errors, scale: float
+) -> bool:
     """error <= 2 * eager's own error + floor, of the largest error and of the reference's scale."""
     if not isinstance(eager, torch.Tensor) or eager.shape != got.shape:
         return found.ratio <= 1
@@ -251,5 +259,12 @@ def _fp64_holds(got: torch.Tensor, reference: torch.Tensor, eager: Any, found: _
         return found.largest == 0 or found.ratio <= 1
     # On the CPU the call is eager's own: its errors are those of `got`.
     own = found if eager is got else _errors(eager, reference, Tolerance(0.0, 0.0))
-    floor = FLOOR_ULPS[got.dtype] * torch.finfo(got.dtype).eps * found.peak
+    floor = _rounding(got.dtype) * found.peak
+    # Sums are in float32 at least.
+    floor += min(_rounding(got.dtype), _rounding(torch.float32)) * scale
     return found.largest <= 2 * own.largest + floor + torch.finfo(got.dtype).tiny
+
+
+def _rounding(dtype: torch.dtype) -> float:
+    """The error, relative to the largest value, that is allowed where eager happens to be exact."""
+    return FLOOR_ULPS[dtype] * torch.finfo(dtype).eps
