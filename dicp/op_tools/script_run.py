@@ -115,7 +115,8 @@ class ScriptRun:
         source = Path(self.spec.script).read_bytes()
         tree = ast.parse(source, self.spec.script)
         marked = _AssignmentReporter(self.spec.metric)
-        code = compile(ast.fix_missing_locations(marked.visit(tree)), self.spec.script, "exec")
+        marked_tree = ast.fix_missing_locations(marked.visit(tree))
+        code = compile(marked_tree, self.spec.script, "exec", dont_inherit=True)
         self._assigns = marked.found
         self.result.start = _sources()
         with self._observed() as names, contextlib.suppress(_EnoughValues):

@@ -88,6 +88,32 @@ def test_runs_that_agree(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out.endswith("bisect: loss agrees after 2 runs\n")
 
 
+ANNOTATED = """\
+import dataclasses
+
+import torch
+
+
+@dataclasses.dataclass
+class Settings:
+    lr: float = 0.1
+
+
+(setting,) = dataclasses.fields(Settings)
+torch.manual_seed(0)
+model = torch.nn.Linear(4, 1)
+for step in range(3):
+    loss = setting.type("0.5") * torch.compile(model)(torch.ones(2, 4)).mean()
+    loss.backward()
+"""
+
+
+def test_annotations_of_a_script_are_what_they_are_without_the_tool(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert run(ANNOTATED) == 0, capsys.readouterr().err
+
+
 def test_the_operator_is_found_with_kernel_line_and_reproducer(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
