@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from dicp.dynamo_bridge.timed import copied_as_laid_out
 from dicp.errors import CaptureFormatError, OperatorNameError
 from dicp.op_tools import storage, trees
 from dicp.op_tools.autocompare import OpAutoCompare
@@ -159,8 +160,7 @@ def _run(captured: Captured, function: Callable[..., Any], options: argparse.Nam
 
 
 def _fresh(tensor: torch.Tensor) -> torch.Tensor:
-    copy = tensor.detach().clone(memory_format=torch.preserve_format)
-    return copy.requires_grad_(tensor.requires_grad)
+    return copied_as_laid_out(tensor.detach()).requires_grad_(tensor.requires_grad)
 
 
 def _same_memory(tensor: torch.Tensor) -> torch.Tensor:

@@ -207,6 +207,7 @@ def _tensor(
     whole = flat if flat.dtype == dtype else flat.view(torch.uint8).view(dtype)
     tensor = whole.as_strided(row["shape"], row["stride"], row["offset"])
     tensor = tensor.conj() if row.get("conj") else tensor
+    tensor = torch.ops.aten._neg_view(tensor) if row.get("neg") else tensor
     wanted = device or present(row["device"])
     if wanted != "cpu":
         tensor = tensor.to(wanted)

@@ -31,6 +31,7 @@ def test_every_value_comes_back_as_it_was(tmp_path: Path) -> None:
         "view": base[1:3, ::2], "other": base.t(), "expanded": torch.ones(1).expand(3),
         "half": torch.randn(3).half().requires_grad_(), "bool": torch.tensor([True, False]),
         "complex": torch.randn(2, dtype=torch.complex64), "conj": torch.randn(2).cfloat().conj(),
+        "negative": torch.randn(2, dtype=torch.complex64).conj().imag,
         "empty": torch.empty(0, 3), "scalar": torch.tensor(3), "float8": torch.ones(2).to(
             torch.float8_e4m3fn),
         "plain": [1, 2.5, float("inf"), "a", None, True, torch.float16, torch.Size([2]), 1 + 2j,
@@ -199,6 +200,27 @@ def test_replay_fails_where_the_operator_is_wrong(capsys: pytest.CaptureFixture[
     finally:
         library._destroy()
     assert "first failure: torch.Tensor.sin" in capsys.readouterr().out
+
+
+def test_replays_have_the_strides_of_the_call(capsys: pytest.CaptureFixture[str]) -> None:
+    x = torch.randn(4, 6)
+    with op_tools.OpCapture(["torch.sin"], quiet=True):
+        torch.sin(x[:, :5])
+        torch.sin(x[:1].expand(4, 6))
+    library = torch.library.Library("aten", "IMPL")
+    seen: list[tuple[int, ...]] = []
+
+    def sin(x: torch.Tensor) -> torch.Tensor:
+        if x.dtype == torch.float32:
+            seen.append(x.stride())
+        return torch.cos(x - torch.pi / 2)
+
+    library.impl("sin", sin, "CPU", allow_override=True)
+    try:
+        assert run(str(ROOT), "--acc_check", "--run_times", "1") == 0
+    finally:
+        library._destroy()
+    assert list(dict.fromkeys(seen)) == [(6, 1), (0, 1)]
 
 
 def test_replay_without_a_capture(capsys: pytest.CaptureFixture[str]) -> None:
