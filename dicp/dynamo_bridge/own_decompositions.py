@@ -426,6 +426,16 @@ def smooth_l1_loss_backward(grad: Tensor, x: Tensor, target: Tensor, *options: A
     return torch.where(difference.isnan(), difference.to(result.dtype), result)
 
 
+def soft_margin_loss_backward(
+    grad: Tensor, x: Tensor, target: Tensor, reduction: int = 1
+) -> Tensor:
+    """-t grad sigmoid(-t x): PyTorch's own decomposition, t grad (sigmoid(t x) - 1), subtracts
+    nearly equal numbers where t x is large."""
+    sign = -target.to(opmath_dtype(x.dtype))
+    result = sign * torch.sigmoid(sign * x) * grad
+    return (result / x.numel() if reduction == 1 else result).to(x.dtype)
+
+
 OWN: dict[Any, Callable[..., Any]] = {
     **CELLS,
     aten.upsample_linear1d.default: interpolate_linearly,
@@ -442,6 +452,7 @@ OWN: dict[Any, Callable[..., Any]] = {
     aten.special_log_ndtr.default: log_ndtr,
     aten.native_dropout_backward.default: native_dropout_backward,
     aten.smooth_l1_loss_backward.default: smooth_l1_loss_backward,
+    aten.soft_margin_loss_backward.default: soft_margin_loss_backward,
     aten._efficientzerotensor.default: torch.zeros,
     aten.eye.default: _eye,
     aten.eye.m: _eye,

@@ -136,6 +136,19 @@ def test_gradients_at_nan(dtype: torch.dtype, backend: Any) -> None:
     torch.testing.assert_close(mine, theirs, equal_nan=True)
 
 
+@pytest.mark.parametrize("reduction", ["none", "mean"])
+def test_small_gradients_of_soft_margins(reduction: str, backend: Any) -> None:
+    """Beyond large margins the gradient is a small number, not a difference of large ones."""
+
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        return F.soft_margin_loss(x, x.detach().sign(), reduction=reduction).sum()
+
+    x = torch.linspace(-30, 30, 18, device=backend.device).requires_grad_()
+    run = torch.compile(fn, backend=backend)
+    (mine,), (theirs,) = (torch.autograd.grad(f(x), x) for f in (run, fn))
+    torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=0)
+
+
 MARGIN_LOSSES = {
     "multi": lambda x, i: F.multi_margin_loss(x, i[:, 0], reduction="sum"),
     "multi_squared": lambda x, i: F.multi_margin_loss(x, i[:, 0], 2, 0.5, x.detach()[0].abs()),

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 
 from dicp.loop.ir.expr import Expr, apply, const
-from dicp.loop.ir.index import product
 from dicp.loop.lowering.conditions import both, compare, either, maximum, minimum, select
 from dicp.loop.lowering.core import Lowering, Value
 from dicp.loop.lowering.layout import sizes_of
@@ -239,14 +238,6 @@ def elu_backward(
         return g * select(compare("le", x, 0.0), slope, positive)
 
     return elementwise(lw, (g, x), body)
-
-
-@rule(aten.soft_margin_loss_backward.default)
-def soft_margin_loss_backward(
-    lw: Lowering, g: Value, x: Value, target: Value, reduction: int
-) -> Value:
-    count = lw.scalar(product(x.shape) if reduction == 1 else 1, x.dtype)
-    return elementwise(lw, (g, x, target), lambda g, x, t: -t * sigmoid_of(-t * x) * g / count)
 
 
 def _halves(lw: Lowering, x: Value, dim: int) -> tuple[Value, Value]:
