@@ -11,7 +11,7 @@ import contextlib
 import importlib.metadata
 import json
 import queue
-import select
+import selectors
 import shutil
 import subprocess
 import sys
@@ -137,7 +137,10 @@ class _Process:
         try:
             self.process.stdin.write(json.dumps(request) + "\n")
             self.process.stdin.flush()
-            if not select.select([self.process.stdout], [], [], COMPILE_SECONDS)[0]:
+            with selectors.DefaultSelector() as ready:
+                ready.register(self.process.stdout, selectors.EVENT_READ)
+                answered = ready.select(COMPILE_SECONDS)
+            if not answered:
                 late = f"the compiler did not end in time ({COMPILE_SECONDS:g} seconds)"
                 return {"error": f"error: {late}, and was killed", "died": True}
             line = self.process.stdout.readline()
