@@ -7,8 +7,9 @@ from typing import Any
 
 import torch
 
-from dicp.device.dispatcher import Dispatcher, name_of
+from dicp.device.dispatcher import Dispatcher
 from dicp.device.patterns import Patterns
+from dicp.device.schemas import name_of
 from dicp.device.thresholds import MAX_OPERATORS
 from dicp.torch_private import OpOverload, dispatches_alone, overloads_of
 

@@ -23,7 +23,21 @@ from dicp.device.call import Call, NotCompiled
 from dicp.device.hosted import DEVICE_TYPE, host_target
 from dicp.device.output import say
 from dicp.device.patterns import Patterns
-from dicp.device.scalars import number_tensor, with_tensor_for_scalar
+from dicp.device.scalars import with_tensor_for_scalar
+from dicp.device.schemas import (
+    Functional,
+    arguments_of,
+    bound,
+    functional_of,
+    inputs_of,
+    is_number_for_tensor,
+    keep_dtypes,
+    name_of,
+    packet_name,
+    tensor_places,
+    with_tensors_for_numbers,
+    without_values,
+)
 from dicp.dynamo_bridge.decompose import InDomain, decompositions
 from dicp.errors import FallbackWarning, MixedDevicesError
 from dicp.target import Target
@@ -52,28 +66,6 @@ RANDOM = frozenset({
 """Operators that draw numbers; one path for all, and never compared with the CPU."""
 WITHOUT_GENERATOR = frozenset({"native_dropout"})
 """Random operators without an argument for a generator."""
-
-
-def name_of(op: OpOverload) -> str:
-    """`add.out`, or `relu` for an overload without a name."""
-    schema = schema_of(op)
-    name = schema.name.split("::")[-1]
-    return f"{name}.{schema.overload_name}" if schema.overload_name else name
-
-
-def packet_name(op: OpOverload) -> str:
-    return str(schema_of(op).name.split("::")[-1])
-
-
-@dataclass(frozen=True)
-class Functional:
-    """The functional overload behind an operator, and where its results go."""
-
-    op: OpOverload
-    outs: tuple[str, ...] = ()
-    """Names of the arguments that receive the results, the last ones."""
-    fresh: int = 0
-    """How many results come before those."""
 
 
 @dataclass
@@ -260,8 +252,8 @@ class Dispatcher:
         outs = [given[name] for name in form.outs]
         if any(map(_repeats, outs)):
             raise NotCompiled("elements of a result share memory")
-        if outs or _keep_dtypes(op, given):  # which are the same if a number is a tensor
-            given = _with_tensors_for_numbers(op, given)
+        if outs or keep_dtypes(op, given):  # which are the same if a number is a tensor
+            given = with_tensors_for_numbers(op, given)
         run: Callable[..., Any] = form.op
         if len(outs) == 1:
             run, given = with_tensor_for_scalar(form.op, given, outs[0].dtype)
@@ -269,7 +261,7 @@ class Dispatcher:
         device = self.index_of(args, kwargs)
         call = self.native.HostCall(device)
         self.native.wait_for_queue(device)
-        positional, named = _arguments_of(form.op, _map_tensors(call.on_host, inputs))
+        positional, named = arguments_of(form.op, _map_tensors(call.on_host, inputs))
         dtypes = (None,) * form.fresh + tuple(out.dtype for out in outs)
         prepared = Call(run, positional, named, dtypes if outs else ())
         compiled, given_inputs = self.compiler.compiled(prepared)
@@ -334,10 +326,10 @@ class Dispatcher:
             return
         tensors = [one for one in given_inputs if isinstance(one, torch.Tensor)]
         order = [place for a in schema_of(op).arguments if str(a.type) != "number"
-                 for place in _places(a.name, given[a.name])]  # fmt: skip
+                 for place in tensor_places(a.name, given[a.name])]  # fmt: skip
         taken = [a.name for a in schema_of(form.op).arguments if a.name in given]
-        names = [place for name in taken for place in _places(name, given[name])]
-        numbers = [a for a in schema_of(op).arguments if _is_number_for_tensor(a, given[a.name])]
+        names = [place for name in taken for place in tensor_places(name, given[name])]
+        numbers = [a for a in schema_of(op).arguments if is_number_for_tensor(a, given[a.name])]
         if len(names) != len(tensors) or numbers:
             return
         outputs: list[dict[str, Any]] = []
@@ -404,7 +396,7 @@ class Dispatcher:
     ) -> Any:
         given = bound(op, args, kwargs)
         outs = [given[name] for name in form.outs]
-        positional, named = _arguments_of(form.op, inputs_of(form, given, outs))
+        positional, named = arguments_of(form.op, inputs_of(form, given, outs))
         if any(map(_repeats, outs)):
             return NotImplemented  # eager's error is the host's
         result = rule(*positional, **named)
@@ -443,123 +435,8 @@ class Dispatcher:
     def functional(self, op: OpOverload) -> Functional | None:
         """The functional overload behind `op`; None if there is none with the same arguments."""
         if op not in self._functional:
-            self._functional[op] = _functional_of(op)
+            self._functional[op] = functional_of(op)
         return self._functional[op]
-
-
-HELPERS = {
-    torch.ops.aten._cummax_helper.default: torch.ops.aten.cummax.default,
-    torch.ops.aten._cummin_helper.default: torch.ops.aten.cummin.default,
-}
-"""Operators that write to given results, under names of their own."""
-
-
-def _functional_of(op: OpOverload) -> Functional | None:
-    schema = schema_of(op)
-    if not schema.is_mutable:
-        return Functional(op)
-    written = [a.name for a in schema.arguments if a.alias_info and a.alias_info.is_write]
-    if op in HELPERS:
-        return Functional(HELPERS[op], tuple(written))
-    library = getattr(torch.ops, op.namespace)
-    beside = getattr(library, f"{packet_name(op)}_functional", None)
-    if beside is not None and not schema.overload_name:  # what is written is returned, last
-        return Functional(beside.default, tuple(written), len(schema.returns))
-    outs = [a.name for a in schema.arguments if a.name in written and a.kwarg_only]
-    name = packet_name(op)
-    in_place = not outs and name.endswith("_") and len(written) == 1
-    if not outs and not in_place:
-        return None
-    packet = getattr(library, name.removesuffix("_") if in_place else name, None)
-    wanted = [(a.name, str(a.type)) for a in schema.arguments if a.name not in outs]
-    for overload in packet.overloads() if packet is not None else ():
-        found = getattr(packet, overload)
-        has = [(a.name, str(a.type)) for a in schema_of(found).arguments]
-        factory = tuple(name for name, _ in has[len(wanted) :]) == OPTIONS
-        returned = len(schema_of(found).returns)
-        if schema_of(found).is_mutable or returned != len(outs or written):
-            continue
-        if has == wanted or (factory and has[: len(wanted)] == wanted):
-            return Functional(found, tuple(outs or written))
-    return None
-
-
-OPTIONS = ("dtype", "layout", "device", "pin_memory")
-"""Arguments of an operator that makes a tensor of numbers; given results stand for them."""
-
-
-def inputs_of(
-    form: Functional, given: Mapping[str, Any], outs: Sequence[torch.Tensor]
-) -> dict[str, Any]:
-    """The arguments of the functional operator, by name."""
-    options: dict[str, Any] = dict.fromkeys(OPTIONS)
-    if outs:
-        options |= {"dtype": outs[0].dtype, "device": true_device(outs[0])}
-    names = [argument.name for argument in schema_of(form.op).arguments]
-    return {name: given[name] if name in given else options[name] for name in names}
-
-
-def bound(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of a call by name, in the schema's order, defaults included."""
-    found: dict[str, Any] = {}
-    for k, argument in enumerate(schema_of(op).arguments):
-        if k < len(args) and not argument.kwarg_only:
-            found[argument.name] = args[k]
-        else:
-            default = argument.default_value if argument.has_default_value() else None
-            found[argument.name] = kwargs.get(argument.name, default)
-    return found
-
-
-def _with_tensors_for_numbers(op: OpOverload, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Numbers given for tensors become tensors, so that code is compiled for any number."""
-    changed = dict(given)
-    for argument in schema_of(op).arguments:
-        value = given[argument.name]
-        if _is_number_for_tensor(argument, value):
-            changed[argument.name] = number_tensor(value)
-    return changed
-
-
-def _keep_dtypes(op: OpOverload, given: Mapping[str, Any]) -> bool:
-    """Whether numbers given for tensors promote none of the tensors that have dimensions."""
-    values = [(a, given[a.name]) for a in schema_of(op).arguments]
-    numbers = [value for a, value in values if _is_number_for_tensor(a, value)]
-    tensors = [v for _, v in values if isinstance(v, torch.Tensor) and v.dim() > 0]
-    return bool(numbers) and any(
-        all(torch.result_type(tensor, number) == tensor.dtype for number in numbers)
-        for tensor in tensors
-    )
-
-
-def _is_number_for_tensor(argument: Any, value: Any) -> bool:
-    return isinstance(value, (bool, int, float, complex)) and str(argument.type) == "Tensor"
-
-
-def taking_numbers(op: OpOverload, given: Mapping[str, Any]) -> OpOverload:
-    """The overload that takes numbers where `given` has them for tensors; `op` if there is none."""
-    wanted = [
-        (a.name, "number" if _is_number_for_tensor(a, given[a.name]) else str(a.type))
-        for a in schema_of(op).arguments
-    ]
-    overloads = (getattr(op.overloadpacket, name) for name in op.overloadpacket.overloads())
-    has = {o: [(a.name, str(a.type)) for a in schema_of(o).arguments] for o in overloads}
-    return next((o for o in has if has[o] == wanted), op)
-
-
-def _places(name: str, value: Any) -> list[tuple[str, int]]:
-    """The tensors of an argument: its name, and their positions if it is a list."""
-    values = value if isinstance(value, (list, tuple)) else [value]
-    return [(name, k) for k, item in enumerate(values) if isinstance(item, torch.Tensor)]
-
-
-def _arguments_of(
-    op: OpOverload, given: Mapping[str, Any]
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """`given` as positional and named arguments of `op`."""
-    arguments = schema_of(op).arguments
-    positional = tuple(given[a.name] for a in arguments if not a.kwarg_only)
-    return positional, {a.name: given[a.name] for a in arguments if a.kwarg_only}
 
 
 def _map_tensors(change: Callable[[torch.Tensor], torch.Tensor], given: Any) -> Any:
@@ -602,19 +479,12 @@ def _takes_results(op: OpOverload, functional: OpOverload, given: Mapping[str, A
     if torch.Tag.pointwise not in functional.tags:
         return False
     try:
-        arguments = _arguments_of(op, _with_tensors_for_numbers(op, given))
+        arguments = arguments_of(op, with_tensors_for_numbers(op, given))
         positional, named = pytree.tree_map(without_values, arguments)
         op(*positional, **named)
     except Exception:  # it is refused, or cannot be checked: the host does
         return False
     return True
-
-
-def without_values(value: Any) -> Any:
-    """A tensor's sizes, strides and dtype alone; meta for a device."""
-    if isinstance(value, torch.Tensor):
-        return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
-    return torch.device("meta") if isinstance(value, torch.device) else value
 
 
 def _laid_out(tensor: torch.Tensor, strides: Sequence[int]) -> bool:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dicp.device.dispatcher import Dispatcher, name_of
+from dicp.device.dispatcher import Dispatcher
 from dicp.device.registration import Registered
+from dicp.device.schemas import name_of
 from dicp.torch_private import OpOverload, dispatches_alone, overloads_of
 
 

@@ -18,9 +18,10 @@ from typing import Any
 
 import torch
 
-from dicp.device.dispatcher import Dispatcher, bound, inputs_of, name_of, without_values
+from dicp.device.dispatcher import Dispatcher
 from dicp.device.hosted import DEVICE_TYPE
 from dicp.device.output import say
+from dicp.device.schemas import bound, inputs_of, name_of, without_values
 from dicp.errors import OperatorLibraryError
 from dicp.torch_private import (
     OpOverload,

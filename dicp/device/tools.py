@@ -12,9 +12,10 @@ from typing import Any
 import torch
 
 from dicp.config import dump_level
-from dicp.device.dispatcher import Dispatcher, bound, name_of, taking_numbers
+from dicp.device.dispatcher import Dispatcher
 from dicp.device.output import say
 from dicp.device.patterns import Patterns
+from dicp.device.schemas import bound, name_of, taking_numbers
 from dicp.torch_private import OpOverload, schema_of, true_device
 
 Args = tuple[Any, ...]
