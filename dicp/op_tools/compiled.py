@@ -14,7 +14,6 @@ import contextlib
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import zip_longest
 from operator import getitem
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -24,7 +23,6 @@ from torch import fx
 
 from dicp.dynamo_bridge.inspection import InspectedGraph, register_inspector
 from dicp.dynamo_bridge.timed import copied_as_laid_out
-from dicp.effects import is_view
 from dicp.errors import OverflowFoundError
 from dicp.op_tools.autocompare import OpAutoCompare, Record
 from dicp.op_tools.capture import CAPTURES, OpCapture
@@ -35,19 +33,20 @@ from dicp.op_tools.graph_reference import (
     is_tensor,
     moved_by_roundings,
     mutated_inputs,
+    place_of,
     placeholders,
     reproducer,
     tensor_nodes,
 )
+from dicp.op_tools.graph_timing import timed
 from dicp.op_tools.overflow import OpOverflowCheck, Statistics, statistics
 from dicp.op_tools.overwriting import same_values
 from dicp.op_tools.records import CallId, Place, heading, logger
 from dicp.op_tools.tables import table
-from dicp.op_tools.timing import OpTimeMeasure, Timing
+from dicp.op_tools.timing import OpTimeMeasure
 from dicp.op_tools.verdict import COLUMNS, Comparison, as_promised, compare
-from dicp.origin import profiled_name, user_line
+from dicp.origin import user_line
 from dicp.target import KernelReport
-from dicp.torch_private import OpOverload, profiling
 
 Group = tuple[str, list[fx.Node]]
 """A kernel's name and its nodes; an operator outside of kernels is a group of its own."""
@@ -96,11 +95,11 @@ class CompiledGraphs:
                 f for f in features if isinstance(f, (OpAutoCompare, OpCapture, OpOverflowCheck))
             ]
             if not checks:
-                return _timed(graph, inputs, timers)
+                return timed(graph, inputs, timers)
             before = copied_inputs(graph, inputs, every=True)
             given = list(inputs)
             state = torch.get_rng_state()
-            outputs = _timed(graph, list(inputs), timers)
+            outputs = timed(graph, list(inputs), timers)
             inputs.clear()
             after = torch.get_rng_state()
             try:
@@ -185,7 +184,7 @@ class CompiledGraphs:
                     got = after[placeholders(graph.gm).index(node)]
                     found = compare(str(user.target), name, got, real[node.name])
                     found = replace(found, allclose=False, fp64=False, error_info=OVERWRITTEN)
-                    record = Record(str(user.target), CallId.new(), _place([user]), "operator",
+                    record = Record(str(user.target), CallId.new(), place_of([user]), "operator",
                                     [found], judged_by="fp64")  # fmt: skip
                     feature.keep(record)
                     _print(feature, record)
@@ -336,7 +335,7 @@ def _judged(
     wanted = [n for n in wanted if not is_random_node(n)]
     if not wanted:
         return None
-    record = Record(name, CallId.new(), _place(nodes), "kernel", judged_by="fp64")
+    record = Record(name, CallId.new(), place_of(nodes), "kernel", judged_by="fp64")
     record.nodes = ", ".join(f"{n.target} ({n.name})" for n in nodes)
     inside = {node.name for node in nodes}
     wide = Evaluator(graph.gm, values.real, inside, widen=True)
@@ -422,21 +421,12 @@ def _statistics(
     read = dict.fromkeys(n for node in nodes for n in node.all_input_nodes if n not in nodes)
     inputs = [(f"{name} inputs {n.name}", real.get(n.name)) for n in read]
     outputs = [(f"{name} outputs {n.name}", real.get(n.name)) for n in nodes]
-    call = Call(name, _no_function, (), {}, _place(nodes))
+    call = Call(name, _no_function, (), {}, place_of(nodes))
     return call, (statistics(inputs), statistics(outputs))
 
 
 def _no_function() -> None:
     """A kernel is no function of the program's."""
-
-
-def _place(nodes: Sequence[fx.Node]) -> Place:
-    """The last of the nodes' lines that is known."""
-    for node in reversed(nodes):
-        file, _, line = user_line(node).rpartition(":")
-        if file:
-            return Place(file, int(line), "")
-    return Place()
 
 
 def _print(feature: OpAutoCompare, record: Record) -> None:
@@ -445,7 +435,7 @@ def _print(feature: OpAutoCompare, record: Record) -> None:
     feature.say(record.verdicts())
 
 
-# ---- capture and time ----------------------------------------------------------------------------
+# ---- capture -----------------------------------------------------------------------------------
 
 
 def _capture(
@@ -457,71 +447,10 @@ def _capture(
     script, given = reproducer(graph.gm, nodes, values.real, graph.target.name)
     results = {n.name: values.real[n.name] for n in nodes if n.name in values.real}
     facts = {"operator": name, "kernel": [str(n.target) for n in nodes],
-             "forward_id": str(number), "source": str(_place(nodes))}  # fmt: skip
+             "forward_id": str(number), "source": str(place_of(nodes))}  # fmt: skip
     feature.save(folder / "input", {"args": tuple(given), "kwargs": {}}, facts)
     feature.save(folder / "output", results, facts)
     feature.write(folder / "reproduce.py", script)
-
-
-def _timed(graph: InspectedGraph, inputs: list[Any], timers: Sequence[OpTimeMeasure]) -> Any:
-    """Run the graph, each kernel in its own range of a profiler where there are timers."""
-    if not timers or profiling():
-        return graph.executable(inputs)
-    with torch.profiler.profile() as profile:
-        outputs = graph.executable(inputs)
-    spent: dict[str, list[float]] = {}
-    for event in profile.events():
-        if event.cpu_parent is None and "::" in event.name:
-            device = getattr(event, "device_time_total", 0)
-            spent.setdefault(event.name, []).append((device or event.cpu_time_total) / 1e3)
-    for timer in timers:
-        for record in _timings(graph, spent):
-            timer.keep(record)
-    return outputs
-
-
-def _timings(graph: InspectedGraph, spent: Mapping[str, Sequence[float]]) -> Iterator[Timing]:
-    """A timing per run of a kernel and per call between kernels, by the profiler's names."""
-    nodes = {node.name: node for node in graph.gm.graph.nodes}
-    reports: dict[str, list[KernelReport]] = {}
-    for kernel in graph.kernels:
-        reports.setdefault(profiled_name(kernel.name, kernel.origins), []).append(kernel)
-    callers: dict[str, list[fx.Node]] = {}
-    for node in nodes.values():
-        if isinstance(node.target, OpOverload) and not is_view(node.target):
-            callers.setdefault(node.target.name().partition(".")[0], []).append(node)
-    for name, times in spent.items():
-        if name in reports:  # equal kernels have one report
-            own = reports[name]
-            for k, time in enumerate(times):
-                kernel = own[min(k, len(own) - 1)]
-                inside = [nodes[o.node] for o in kernel.origins if o.node in nodes]
-                yield from _timings_of_kernel(kernel.name, inside, time)
-        elif name in callers or not name.startswith("aten::"):  # the run itself makes aten's others
-            for time, node in zip_longest(times, callers.get(name, [])[: len(times)]):
-                called = str(node.target) if node is not None else name
-                yield Timing(called, CallId.new(), _place([node] if node is not None else []), time)
-
-
-def _timings_of_kernel(name: str, inside: Sequence[fx.Node], total: float) -> Iterator[Timing]:
-    """The kernel's, and for each of its operators a share by the bytes of its result."""
-    number = CallId.new()
-    yield Timing(name, number, _place(inside), total)
-    sizes = [_bytes(node) for node in inside]
-    if len(inside) > 1 and any(sizes):
-        for node, size in zip(inside, sizes, strict=True):
-            share = total * size / sum(sizes)
-            yield Timing(str(node.target), number, _place([node]), share, estimated=True)
-
-
-def _bytes(node: fx.Node) -> int:
-    value = node.meta.get("val")
-    if not isinstance(value, torch.Tensor):
-        return 0
-    try:
-        return int(value.numel()) * value.dtype.itemsize
-    except Exception:  # a size known only at run time
-        return value.dtype.itemsize
 
 
 COMPILED = CompiledGraphs()

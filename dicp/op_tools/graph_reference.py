@@ -12,7 +12,9 @@ from torch.fx.node import map_aggregate, map_arg
 
 from dicp.compare import FLOOR_ULPS
 from dicp.op_tools import trees
+from dicp.op_tools.records import Place
 from dicp.op_tools.reference import copied, reference_rules
+from dicp.origin import user_line
 from dicp.torch_private import schema_of
 
 _AS_IT_IS = frozenset({"aten.view.dtype"})
@@ -210,3 +212,12 @@ def reproducer(
     body = graph.python_code("self").src.strip()
     body = body.replace("def forward(self, ", "def forward(").replace("(self)", "()")
     return _SCRIPT.format(body=body, backend=f"{target}graph"), [known.value(n) for n in read]
+
+
+def place_of(nodes: Sequence[fx.Node]) -> Place:
+    """The last of the nodes' lines that is known."""
+    for node in reversed(nodes):
+        file, _, line = user_line(node).rpartition(":")
+        if file:
+            return Place(file, int(line), "")
+    return Place()
