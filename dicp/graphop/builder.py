@@ -162,8 +162,7 @@ class Builder(abc.ABC):
             with naming_semantics(node.kind, meaning.function):
                 result = meaning.function(*arguments, **node.attrs)
             results = result if isinstance(result, (tuple, list)) else [result]
-            if not _are_of(prototype, results):
-                problem = f"returns {described(result)} for {prototype.form()}"
+            if problem := _fault(node, prototype, results):
                 raise SemanticsError(node.kind, problem, place_of(meaning.function))
             return [r.contiguous() for r in results]
 
@@ -278,11 +277,26 @@ class Builder(abc.ABC):
         )
 
 
-def _are_of(prototype: Prototype, results: Sequence[Any]) -> bool:
-    """Whether results are tensors, as many as the operator has outputs."""
+def _fault(node: Node, prototype: Prototype, results: Sequence[Any]) -> str:
+    """Why results are not those of an operator's outputs, by number or by dtype; empty if they
+    are."""
     arities = [port.arity for port in prototype.outputs]
-    fits = "many" in arities or arities.count("one") <= len(results) <= len(arities)
-    return fits and all(isinstance(result, torch.Tensor) for result in results)
+    many = "many" in arities
+    if not (many or arities.count("one") <= len(results) <= len(arities)) or not all(
+        isinstance(result, torch.Tensor) for result in results
+    ):
+        given = described(results[0] if len(results) == 1 else results)
+        return f"returns {given} for {prototype.form()}"
+    ports = prototype.outputs[:1] * len(results) if many else prototype.outputs
+    for port, result in zip(ports, results, strict=False):
+        leader = node.inputs.get(port.same_as)
+        first = leader if isinstance(leader, Value) else next(iter(leader or ()), None)
+        if first is not None and result.dtype != first.dtype:
+            wanted = f"that of {port.same_as!r}, {first.dtype}"
+            return f"returns {result.dtype} for {port.name!r}, whose dtype is {wanted}"
+        if not port.same_as and result.dtype not in port.dtypes:
+            return f"returns {result.dtype} for {port.name!r}, which does not have it"
+    return ""
 
 
 def _dtypes(operand: Operand) -> Any:

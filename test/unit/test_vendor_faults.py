@@ -105,6 +105,10 @@ MEANINGS = {
     "nothing": (lambda x: None, "returns None for Relu: x -> y"),
     "several": (lambda x: (x, x), "returns 2 results for Relu: x -> y"),
     "number": (lambda x: 4.0, "returns float for Relu: x -> y"),
+    "dtype": (
+        lambda x: torch.relu(x).double(),
+        r"returns torch\.float64 for 'y', whose dtype is that of 'x', torch\.float32",
+    ),
 }
 
 
