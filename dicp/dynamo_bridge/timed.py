@@ -125,10 +125,13 @@ def _restored_generators(device: torch.device) -> Iterator[None]:
             yield
 
 
-def copied_as_laid_out(tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor with the same sizes, strides and offset in a copy of the storage."""
-    if tensor.layout != torch.strided or tensor.is_conj() or tensor.is_neg():
-        return tensor.clone()
-    storage = tensor.untyped_storage().clone()
-    empty = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+def copied_as_laid_out(tensor: torch.Tensor, device: torch.device | None = None) -> torch.Tensor:
+    """A tensor with the same sizes, strides and offset in a copy of the storage, on a device."""
+    device = device or tensor.device
+    bits = tensor.is_quantized or tensor.is_conj() or tensor.is_neg()
+    if tensor.layout != torch.strided or bits:
+        return tensor.to(device, copy=True)
+    flat = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(tensor.untyped_storage())
+    storage = flat.to(device, copy=True).untyped_storage()
+    empty = torch.empty(0, dtype=tensor.dtype, device=device)
     return empty.set_(storage, tensor.storage_offset(), tensor.shape, tensor.stride())

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from dicp.dynamo_bridge.timed import copied_as_laid_out
 from dicp.errors import CaptureFormatError
 from dicp.op_tools import trees
 from dicp.op_tools.autocompare import OpAutoCompare, Record
@@ -347,12 +348,12 @@ class Step:
 
         def leaf(value: torch.Tensor) -> torch.Tensor:
             new = widened(value.detach()) if wide else value.detach()
-            new = new.to(device) if device != CPU else new.clone()
+            new = copied_as_laid_out(new, device)
             if not value.requires_grad:
                 return new
             leaves.append(new.requires_grad_())
             # A module may write its input in place, which a leaf does not allow.
-            return new.clone()
+            return _Copied.apply(new)  # type: ignore[no-any-return, no-untyped-call]
 
         args, kwargs = trees.map_tensors((tuple(self.args), dict(self.kwargs)), leaf)
         return args, kwargs, leaves
@@ -378,6 +379,18 @@ class Step:
             if parameter.grad is not None:
                 values[f"grad {name}"] = parameter.grad
         return values
+
+
+class _Copied(torch.autograd.Function):
+    """A copy with the strides of the tensor, which a clone of a slice has not."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor) -> torch.Tensor:
+        return copied_as_laid_out(tensor)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        return gradient
 
 
 def widened_weights(module: nn.Module) -> nn.Module:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -152,6 +153,41 @@ def test_gradients_that_are_zero_but_for_roundings_agree() -> None:
     wanted = {name: value.double() for name, value in eager.items()}
     _, bias = compared({"grad weight": large, "grad bias": small * 1.1}, wanted, eager)
     assert not bias.fp64
+
+
+class Sine(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.sin(x)
+
+
+class Sliced(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.part, self.row = Sine(), Sine()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.part(x[:, :5]).sum() + self.row(x[:1].expand(4, 6)).sum()
+
+
+@pytest.mark.parametrize("grad", [False, True])
+@pytest.mark.parametrize(("path", "stride"), [("part", (6, 1)), ("row", (0, 1))])
+def test_modules_get_the_strides_that_were_recorded(
+    path: str, stride: tuple[int, ...], grad: bool
+) -> None:
+    model = Sliced()
+    with one_iter.record(model, None, "a"):
+        model(torch.randn(4, 6, requires_grad=grad))
+
+    def wrong_on_stride(rule_of: Any, own: Any) -> Any:
+        def rule(b: Any, *args: Any) -> Any:
+            found = b.node.args[0].meta["val"].stride() == stride
+            return (rule_of(aten.cos.default) if found else own)(b, *args)
+
+        return rule
+
+    with planted({aten.sin.default: wrong_on_stride}):
+        report = one_iter.compare("a", model, backend="cpugraph")
+    assert [r.path for r in report.innermost] == [path]
 
 
 @pytest.mark.parametrize("chained", [False, True])
