@@ -14,7 +14,13 @@ from dicp.op_tools import trees
 from dicp.op_tools.frame import Call, Feature, Proceed
 from dicp.op_tools.names import RESHAPES_IN_PLACE, is_constructor
 from dicp.op_tools.overwriting import StandIns
-from dicp.op_tools.reference import Rules, cast_rules, expected, parse_rules
+from dicp.op_tools.reference import (
+    Rules,
+    cast_rules,
+    expected,
+    parse_rules,
+    without_autocast,
+)
 from dicp.op_tools.tables import table
 
 VARIABLE = "OP_DTYPE_CAST_DICT"
@@ -77,7 +83,8 @@ class OpDtypeCast(Feature):
         if "dtype" in call.kwargs:
             call.kwargs["dtype"] = rules.get(call.kwargs["dtype"], call.kwargs["dtype"])
         stand_ins = StandIns.around({id(t): (t, casts.get(id(t), t)) for t in given})
-        result = proceed(call)
+        with without_autocast(call.args, call.kwargs):
+            result = proceed(call)
         call.args, call.kwargs = original
         originals = stand_ins.write_back(call.name, *original)
         result = self._back(call.name, result, originals, promised, back, rows, rules)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -14,7 +14,7 @@ from dicp.config import tool_variable
 from dicp.errors import ToolVariableError
 from dicp.op_tools import trees
 from dicp.op_tools.names import overwrites, reads_memory
-from dicp.torch_private import TorchDispatchMode, schema_of
+from dicp.torch_private import FakeTensorMode, TorchDispatchMode, schema_of
 
 CPU = torch.device("cpu")
 _ALIASES = {"half": "float16", "float": "float32", "double": "float64"}
@@ -94,6 +94,16 @@ def autocast_of(args: Any, kwargs: Any) -> torch.dtype | None:
 def autocast_on_cpu(dtype: torch.dtype | None) -> AbstractContextManager[Any]:
     """The CPU's autocast in the place of a device's. It leaves float64 as it is."""
     return nullcontext() if dtype is None else torch.autocast("cpu", dtype)
+
+
+def without_autocast(args: Any, kwargs: Any) -> AbstractContextManager[Any]:
+    """Within, operators on these arguments compute in the dtypes that they are given."""
+    if autocast_of(args, kwargs) is None:
+        return nullcontext()
+    stack = ExitStack()
+    for kind in {tensor.device.type for tensor in trees.tensors((args, kwargs))}:
+        stack.enter_context(torch.autocast(kind, enabled=False))
+    return stack
 
 
 def widened_dtypes(wide: bool) -> AbstractContextManager[Any]:
@@ -207,15 +217,14 @@ def copied(value: torch.Tensor, dtype: torch.dtype, exact_memory: bool = False) 
 
 
 def expected(func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-    """What PyTorch's inference says of the result: tensors without memory; None if it cannot.
-
-    Tensors without memory have no autocast.
-    """
-    if autocast_of(args, kwargs) is not None:
-        return None
-
+    """What PyTorch's inference says of the result: tensors without memory; None if it cannot."""
     meta = torch.device("meta")
     try:
+        if autocast_of(args, kwargs) is not None:  # which tensors on no device do not have
+            mode = FakeTensorMode()
+            given = trees.map_tensors((args, kwargs), lambda t: mode.from_tensor(t.detach()))
+            with torch.no_grad(), mode:
+                return func(*given[0], **given[1])
         with torch.no_grad(), meta:  # without tensors given, none is made or drawn
             args, kwargs = moved(args, kwargs, meta, lambda t: t.detach().to(meta))
             return func(*args, **kwargs)

@@ -49,7 +49,7 @@ def test_autocompare_compares_inputs_outputs_and_gradients() -> None:
 
 
 def test_autocast_is_no_fault() -> None:
-    """OT-13. What PyTorch's inference promises knows no autocast."""
+    """OT-13"""
     layer = torch.nn.Linear(8, 8)
     with op_tools.OpAutoCompare(quiet=True, rule="fp64") as tool:
         with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -390,6 +390,17 @@ def test_cast_results_have_the_dtype_that_the_inputs_promote_to() -> None:
     with op_tools.OpDtypeCast(["torch.mul"], rules=rules, quiet=True):
         product = torch.mul(torch.ones(2).half(), torch.ones(2))
     assert product.dtype == torch.float32
+
+
+def test_casts_hold_under_autocast_and_leave_its_dtypes() -> None:
+    torch.manual_seed(0)
+    x, w = torch.randn(4, 256).bfloat16(), torch.randn(4, 256)
+    wide = F.linear(x.float(), w).bfloat16()
+    with torch.autocast("cpu", torch.bfloat16):
+        assert not torch.equal(F.linear(x, w), wide)
+        with op_tools.OpDtypeCast(quiet=True):
+            assert torch.equal(F.linear(x, w), wide)
+            assert F.mse_loss(x, x.float()).dtype == torch.float32
 
 
 def test_cast_in_place_writes_the_programs_tensor() -> None:
