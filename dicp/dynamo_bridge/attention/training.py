@@ -210,10 +210,8 @@ def _pair(
     if getattr(d_probabilities, "target", None) is not aten.bmm.default:
         return None
     grad, vt = d_probabilities.args
-    if not _is_transposed(vt, product.args[1]):
-        return None
     chain = _score_gradients(last, match)
-    if chain is None:
+    if chain is None or not _is_transposed(vt, product.args[1]):
         return None
     for_v = [n for n in grad.users if n.target is aten.bmm.default
              and _is_transposed(n.args[0], product.args[0]) and n.args[1] is grad]  # fmt: skip
@@ -222,11 +220,8 @@ def _pair(
         return None
     matched = set(match.nodes)
     forward = reachable(scores, lambda n: matched.intersection(n.users)) - {out, product}
-    aliases = _aliases(soft)
-    transposed = {n.args[0] for n in for_v}
-    inner = forward | aliases | transposed | chain | {last, *dropped}
-    inner |= {*_chain_to(given, d_probabilities)}
-    inner |= {product} - {out}
+    inner = {last, *forward, *_aliases(soft), *dropped, *_chain_to(given, d_probabilities), *chain}
+    inner |= {n.args[0] for n in for_v} | ({product} - {out})
     if any(_rounds_apart(node, out) for node in inner):
         return None
     own = {out, product, *inner}.union(*products)
