@@ -177,6 +177,7 @@ class Compilation(GraphCompiler):
     ) -> CompiledGraph:
 
         def work(observer: Observer) -> CompiledGraph:
+            Inference.of(gm).complete(gm.graph)
             observer.graph("aten", gm)
             graph = self._partition(gm, info, observer)
             graph.tangents = info.tangents

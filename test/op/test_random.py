@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from scipy import stats
+from torch.utils.checkpoint import checkpoint
 
 from dicp.testing import created_on
 
@@ -191,6 +193,25 @@ def test_dropout_scale_and_backward_mask(dtype: torch.dtype, backend: Any, dynam
         assert torch.allclose(y[kept].double(), torch.tensor(8.0).double(), rtol=1e-2)
         assert x.grad is not None
         assert torch.allclose(x.grad, y.detach(), rtol=1e-2), "the backward pass drew another mask"
+
+
+def test_checkpoint_draws_the_same_numbers_again(backend: Any, dynamic: bool) -> None:
+    """Backward runs the checkpoint again: with the mask of dropout, and the noise, of forward."""
+
+    def block(x: torch.Tensor) -> torch.Tensor:
+        return F.dropout(x.sin(), 0.5).exp() * torch.rand_like(x)
+
+    run = torch.compile(
+        lambda x: checkpoint(block, x, use_reentrant=False), backend=backend, dynamic=dynamic
+    )
+    for n in (1000, 1234) if dynamic else (1000,):
+        x = torch.full((n,), 0.5, requires_grad=True)
+        y = run(x)
+        y.sum().backward()
+        ratio = y.detach() / x.grad  # type: ignore[operator]
+        slope = torch.tensor(2 * math.cos(0.5))
+        assert torch.allclose(ratio[ratio.isfinite()], 1 / slope, rtol=1e-4)
+        assert 0.3 < ratio.isfinite().double().mean() < 0.7
 
 
 def test_dropout_off_in_eval(backend: Any) -> None:

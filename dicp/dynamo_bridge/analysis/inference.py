@@ -31,6 +31,7 @@ from dicp.dynamo_bridge.analysis.values import (
 from dicp.dynamo_bridge.provenance import inherit
 from dicp.effects import is_pure
 from dicp.errors import InferenceMismatchError
+from dicp.torch_private import HigherOrderOperator
 
 aten = torch.ops.aten
 
@@ -70,6 +71,14 @@ class Inference:
         node.meta["val"] = value
         node.meta.pop("tensor_meta", None)
         return value
+
+    def complete(self, graph: fx.Graph) -> None:
+        """Infer what PyTorch leaves out: values of the calls by which its partitioner lets backward
+        draw the random numbers of a checkpoint again."""
+        for node in graph.nodes:
+            if isinstance(node.target, HigherOrderOperator) and node.users:
+                if "val" not in node.meta:
+                    self.infer(node)
 
     def emit(
         self,

@@ -209,7 +209,7 @@ class Lowering(GraphBuilder):
             refs.append(ref)
             return as_size(val) if isinstance(val, torch.SymInt) else ref
 
-        result = out_of(node.meta["val"] if "val" in node.meta else results_by_use(node))
+        result = out_of(node.meta.get("val"))
         schema = schema_of(node.target)
         call = Call(
             node.target,
@@ -290,17 +290,6 @@ def viewed(node: fx.Node) -> fx.Node:
         if call.op != "call_function" or not never_copies(call.target):  # type: ignore[union-attr]
             return node
         node = call.args[0]  # type: ignore[union-attr, assignment]
-
-
-def results_by_use(node: fx.Node) -> Any:
-    """The results of a node without `meta["val"]`, from the getitem nodes that use them."""
-    picked = {u.args[1]: u for u in node.users if u.target is operator.getitem}
-    if not picked:
-        return None
-    return [
-        picked[k].meta.get("val", results_by_use(picked[k])) if k in picked else None
-        for k in range(max(picked) + 1)  # type: ignore[type-var, operator]
-    ]
 
 
 def evaluate_size(node: fx.Node, args: Any, kwargs: Any) -> Any:
