@@ -22,6 +22,7 @@ from dicp.op_tools.overwriting import written
 from dicp.op_tools.records import CallId, Place, heading, logger
 from dicp.op_tools.reference import (
     Reference,
+    autocast_name,
     autocast_of,
     autocast_on_cpu,
     expected,
@@ -347,7 +348,8 @@ class OpAutoCompare(FeatureWithRecords[Record]):
             reference = Reference.of(call.name, call.operator, *given)
         base = self.folder / CAPTURES / call.name / str(os.getpid()) / "autocompare"
         folder = base / str(call.id.number) / call.id.time
-        facts = {"operator": call.name, "forward_id": str(call.id), "source": str(call.place)}
+        facts = {"operator": call.name, "forward_id": str(call.id), "source": str(call.place),
+                 "autocast": autocast_name(*given)}  # fmt: skip
         try:
             for side, args, kwargs, out in (
                 ("device", *given, result),

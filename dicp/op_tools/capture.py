@@ -18,6 +18,7 @@ from dicp.op_tools.frame import Call, Feature, Proceed
 from dicp.op_tools.gradients import Gradients, InputEdges, watch
 from dicp.op_tools.names import reads_memory
 from dicp.op_tools.records import logger
+from dicp.op_tools.reference import autocast_name
 from dicp.op_tools.results import FOLDER
 from dicp.op_tools.tables import labelled_arguments, labelled_result
 
@@ -134,6 +135,7 @@ class OpCapture(Feature):
             "forward_id": str(call.id),
             "source": str(call.place),
             "pid": os.getpid(),
+            "autocast": autocast_name(call.args, call.kwargs),
         }
 
     def save(self, path: Path, value: Any, facts: Mapping[str, Any], whole: bool = False) -> None:

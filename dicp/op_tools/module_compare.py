@@ -21,7 +21,7 @@ from dicp.op_tools import trees
 from dicp.op_tools.autocompare import OpAutoCompare, Record
 from dicp.op_tools.frame import FRAME
 from dicp.op_tools.recording import ModuleCall, Recorder, Recording
-from dicp.op_tools.reference import CPU, widened, widened_dtypes
+from dicp.op_tools.reference import CPU, autocast_named, widened, widened_dtypes
 from dicp.op_tools.tables import table
 from dicp.op_tools.verdict import Comparison, as_promised, compare, dense_chunks
 from dicp.torch_private import original_module, set_compiled_call
@@ -337,7 +337,8 @@ class Step:
         torch.set_rng_state(self.random_state)
         try:
             with FRAME.unhooked(), widened_dtypes(wide):
-                result = function(*args, **kwargs)
+                with autocast_named(self.call.autocast, device):
+                    result = function(*args, **kwargs)
                 return self._values(module, (args, kwargs), leaves, result)
         finally:
             torch.set_rng_state(before)

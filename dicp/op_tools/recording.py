@@ -25,6 +25,7 @@ from dicp.op_tools import storage
 from dicp.op_tools.frame import FRAME
 from dicp.op_tools.gradients import Gradients, InputEdges, watch, watch_outputs
 from dicp.op_tools.records import logger
+from dicp.op_tools.reference import autocast_name
 from dicp.torch_private import compiled_call, original_module, set_compiled_call
 
 INDEX = "recording.json"
@@ -43,6 +44,8 @@ class ModuleCall:
     training: bool
     random: bool = False
     """Whether the call drew random numbers."""
+    autocast: str = ""
+    """The dtype that autocast computes in; empty where it is off."""
 
     @property
     def name(self) -> str:
@@ -174,7 +177,10 @@ class Recorder:
                     return None
             self._seen_model |= not path
             kind = type(original_module(module)).__name__
-            call = ModuleCall(self._iteration, self._numbers, path, kind, module.training)
+            autocast = autocast_name((args, list(module.parameters())), kwargs)
+            call = ModuleCall(
+                self._iteration, self._numbers, path, kind, module.training, autocast=autocast
+            )
             self._numbers += 1
             self.calls.append(call)
             state = torch.get_rng_state()

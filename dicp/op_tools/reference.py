@@ -96,6 +96,17 @@ def autocast_on_cpu(dtype: torch.dtype | None) -> AbstractContextManager[Any]:
     return nullcontext() if dtype is None else torch.autocast("cpu", dtype)
 
 
+def autocast_name(args: Any, kwargs: Any) -> str:
+    """The dtype of `autocast_of` as captures hold it; empty where autocast is off."""
+    dtype = autocast_of(args, kwargs)
+    return "" if dtype is None else str(dtype).removeprefix("torch.")
+
+
+def autocast_named(name: str, device: torch.device) -> AbstractContextManager[Any]:
+    """The autocast that `autocast_name` told of, on a device."""
+    return torch.autocast(device.type, _dtype(name)) if name else nullcontext()
+
+
 def without_autocast(args: Any, kwargs: Any) -> AbstractContextManager[Any]:
     """Within, operators on these arguments compute in the dtypes that they are given."""
     if autocast_of(args, kwargs) is None:

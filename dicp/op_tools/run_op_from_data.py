@@ -26,8 +26,9 @@ from dicp.op_tools.capture import argument_rows
 from dicp.op_tools.cases import write_cases
 from dicp.op_tools.frame import FRAME, Call
 from dicp.op_tools.names import overwrites, reads_memory, resolve
+from dicp.op_tools.reference import autocast_named
 from dicp.op_tools.tables import argument_table
-from dicp.op_tools.timing import OpTimeMeasure
+from dicp.op_tools.timing import OpTimeMeasure, device_of
 
 RUNS = 100
 """How often an operator is measured by default."""
@@ -45,6 +46,7 @@ class Captured:
     kwargs: dict[str, Any]
     grad_outputs: Sequence[torch.Tensor | None] | None
     random_state: str = ""
+    autocast: str = ""
 
     @property
     def function(self) -> Callable[..., Any]:
@@ -66,10 +68,10 @@ def read_capture(folder: Path, device: str | None = None) -> Captured:
         gradients = None
         if (folder / "grad_outputs.json").exists():
             gradients = storage.load(folder / "grad_outputs", device).value
-        drawn_from = facts.get("random_state", "")
         return Captured(
-            folder, facts["operator"], tuple(value["args"]), value["kwargs"], gradients, drawn_from
-        )
+            folder, facts["operator"], tuple(value["args"]), value["kwargs"], gradients,
+            facts.get("random_state", ""), facts.get("autocast", ""),
+        )  # fmt: skip
     value = storage.load_legacy(folder / "input.pth")
     gradients = None
     if (folder / "grad_outputs.pth").exists():
@@ -149,7 +151,8 @@ def _run(captured: Captured, function: Callable[..., Any], options: argparse.Nam
             args, kwargs = trees.map_tensors(
                 (args, kwargs), lambda t: t.clone() if t.requires_grad else t
             )
-    result = FRAME.call(function, args, kwargs, captured.operator, captured.function)
+    with autocast_named(captured.autocast, device_of((args, kwargs))):
+        result = FRAME.call(function, args, kwargs, captured.operator, captured.function)
     if options.only_run_forward:
         return
     results = [t for t in trees.tensors(result) if t.requires_grad]

@@ -223,6 +223,21 @@ def test_replays_have_the_strides_of_the_call(capsys: pytest.CaptureFixture[str]
     assert list(dict.fromkeys(seen)) == [(6, 1), (0, 1)]
 
 
+def test_replays_run_under_the_autocast_of_the_call(capsys: pytest.CaptureFixture[str]) -> None:
+    """The second layer's input is bfloat16, its weights are not."""
+    model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, 4))
+    with op_tools.OpCapture(["torch.nn.functional.linear"], quiet=True):
+        with torch.autocast("cpu", torch.bfloat16):
+            model(torch.randn(4, 8)).float().sum().backward()
+    capsys.readouterr()
+    for arguments in ([], ["--backend", "cpugraph"]):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("AUTOCOMPARE_ERROR_TOLERANCE", "0.1,0.1")
+            assert run(str(ROOT), "--acc_check", "--run_times", "1", *arguments) == 0
+        rows = [x for x in capsys.readouterr().out.splitlines() if "linear output " in x]
+        assert rows and all("torch.bfloat16 torch.float64" in row for row in rows)
+
+
 def test_replay_without_a_capture(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("nowhere") == 2
     assert "no capture found in nowhere" in capsys.readouterr().err

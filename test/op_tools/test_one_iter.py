@@ -155,6 +155,20 @@ def test_gradients_that_are_zero_but_for_roundings_agree() -> None:
     assert not bias.fp64
 
 
+def test_modules_run_under_the_autocast_that_was_recorded() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 4))
+    with one_iter.record(model, None, "a"), torch.autocast("cpu", torch.bfloat16):
+        model(torch.randn(4, 8)).float().square().sum().backward()
+    for chained in (False, True):
+        report = one_iter.compare("a", model, backend="cpugraph", chained=chained)
+        assert report.ok, [(r.call.name, c) for r in report.failures for c in r.comparisons]
+        assert not [r.note for r in report.records if r.note]
+    with planted({aten.tanh.default: as_if(aten.sigmoid.default)}):
+        report = one_iter.compare("a", model, backend="cpugraph")
+    assert [r.path for r in report.innermost] == ["1"]
+
+
 class Sine(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return torch.sin(x)
