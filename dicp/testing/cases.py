@@ -240,7 +240,7 @@ def op(*arguments: Any, **options: Any) -> Op:
                channels_last, offset, and the shapes `scalar` (0-dim) and `empty` (first size 0),
                and `special`, vectors of every combination of 0, -0, NaN, infinities and others.
       grad     whether to compare gradients where eager has them (default True).
-      exact, elementwise, floor, strides: see `Rule`.
+      exact, elementwise, floor, strides, rtol: see `Rule`.
       expect   what a dicp backend must have done: compiled, library, eager, or native (no eager).
       fixed    sizes that stay as they are in dynamic runs.
       graphs   how many compilations are allowed over all sizes (default 1).
@@ -255,7 +255,7 @@ def op(*arguments: Any, **options: Any) -> Op:
     rule = Rule(
         **{
             key: options.pop(key)
-            for key in ("exact", "elementwise", "floor", "strides")
+            for key in ("exact", "elementwise", "floor", "strides", "rtol")
             if key in options
         }
     )
