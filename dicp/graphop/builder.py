@@ -282,9 +282,8 @@ def _fault(node: Node, prototype: Prototype, results: Sequence[Any]) -> str:
     are."""
     arities = [port.arity for port in prototype.outputs]
     many = "many" in arities
-    if not (many or arities.count("one") <= len(results) <= len(arities)) or not all(
-        isinstance(result, torch.Tensor) for result in results
-    ):
+    counted = many or arities.count("one") <= len(results) <= len(arities)
+    if not counted or not all(isinstance(result, torch.Tensor) for result in results):
         given = described(results[0] if len(results) == 1 else results)
         return f"returns {given} for {prototype.form()}"
     ports = prototype.outputs[:1] * len(results) if many else prototype.outputs

@@ -33,7 +33,7 @@ from dicp.op_tools.graph_reference import (
     is_tensor,
     moved_by_roundings,
     mutated_inputs,
-    place_of,
+    place_of_nodes,
     placeholders,
     reproducer,
     tensor_nodes,
@@ -184,8 +184,9 @@ class CompiledGraphs:
                     got = after[placeholders(graph.gm).index(node)]
                     found = compare(str(user.target), name, got, real[node.name])
                     found = replace(found, allclose=False, fp64=False, error_info=OVERWRITTEN)
-                    record = Record(str(user.target), CallId.new(), place_of([user]), "operator",
-                                    [found], judged_by="fp64")  # fmt: skip
+                    place = place_of_nodes([user])
+                    record = Record(str(user.target), CallId.new(), place, "operator", [found],
+                                    judged_by="fp64")  # fmt: skip
                     feature.keep(record)
                     _print(feature, record)
 
@@ -335,7 +336,7 @@ def _judged(
     wanted = [n for n in wanted if not is_random_node(n)]
     if not wanted:
         return None
-    record = Record(name, CallId.new(), place_of(nodes), "kernel", judged_by="fp64")
+    record = Record(name, CallId.new(), place_of_nodes(nodes), "kernel", judged_by="fp64")
     record.nodes = ", ".join(f"{n.target} ({n.name})" for n in nodes)
     inside = {node.name for node in nodes}
     wide = Evaluator(graph.gm, values.real, inside, widen=True)
@@ -421,7 +422,7 @@ def _statistics(
     read = dict.fromkeys(n for node in nodes for n in node.all_input_nodes if n not in nodes)
     inputs = [(f"{name} inputs {n.name}", real.get(n.name)) for n in read]
     outputs = [(f"{name} outputs {n.name}", real.get(n.name)) for n in nodes]
-    call = Call(name, _no_function, (), {}, place_of(nodes))
+    call = Call(name, _no_function, (), {}, place_of_nodes(nodes))
     return call, (statistics(inputs), statistics(outputs))
 
 
@@ -447,7 +448,7 @@ def _capture(
     script, given = reproducer(graph.gm, nodes, values.real, graph.target.name)
     results = {n.name: values.real[n.name] for n in nodes if n.name in values.real}
     facts = {"operator": name, "kernel": [str(n.target) for n in nodes],
-             "forward_id": str(number), "source": str(place_of(nodes))}  # fmt: skip
+             "forward_id": str(number), "source": str(place_of_nodes(nodes))}  # fmt: skip
     feature.save(folder / "input", {"args": tuple(given), "kwargs": {}}, facts)
     feature.save(folder / "output", results, facts)
     feature.write(folder / "reproduce.py", script)

@@ -214,7 +214,7 @@ def reproducer(
     return _SCRIPT.format(body=body, backend=f"{target}graph"), [known.value(n) for n in read]
 
 
-def place_of(nodes: Sequence[fx.Node]) -> Place:
+def place_of_nodes(nodes: Sequence[fx.Node]) -> Place:
     """The last of the nodes' lines that is known."""
     for node in reversed(nodes):
         file, _, line = user_line(node).rpartition(":")
