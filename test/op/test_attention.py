@@ -397,6 +397,19 @@ def test_masks_of_scores_that_are_no_numbers(
         check_training(fn, given, visible, backend_name, dtype)
 
 
+@pytest.mark.parametrize("fn", [filled, added], ids=["filled", "added"])
+def test_attention_of_float64_written_out(fn: Any, backend_name: str) -> None:
+    """Targets without products of float64 leave it unfused: a hidden row is NaN."""
+    torch.manual_seed(0)
+    given = [torch.randn(2, 2, 5, 16, dtype=torch.float64) for _ in range(3)]
+    visible = torch.ones(5, 5, dtype=torch.bool).tril()
+    visible[2] = False
+    compiled = torch.compile(fn, backend=backend_name, dynamic=False)
+    mine, theirs = compiled(*given, visible), fn(*given, visible)
+    assert theirs[:, :, 2].isnan().all()
+    assert not check_tensor(mine, theirs, None, Rule(strides=False))
+
+
 def check_gradients(rows: int, keys: int, largest: float, backend_name: str, rule: Rule) -> None:
     for mine, theirs, real in gradients_of(rows, keys, largest, backend_name):
         assert not check_tensor(mine, theirs, real, rule)

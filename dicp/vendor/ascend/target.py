@@ -50,8 +50,9 @@ UNLISTED = tuple(
 
 def _marks_hidden_rows(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> bool:
     """Products and a softmax do (rules/attention.py), and GE's fused operator for training, if the
-    maximum that it returns for a row of -inf is -inf."""
-    return True
+    maximum that it returns for a row of -inf is -inf. PyTorch's, which runs where GE has no
+    product of the dtype, gives 0 for such rows."""
+    return q.dtype in PROTOTYPES["BatchMatMulV2"].inputs[0].dtypes
 
 
 ATTENTION = replace(ANY_ATTENTION, exact_masks=True, marks_hidden_rows=_marks_hidden_rows)
