@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import inspect
 import traceback
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from types import FrameType, FunctionType
 from typing import Any, NoReturn, TypeVar
 
@@ -61,36 +61,50 @@ def described(value: Any) -> str:
 
 
 @contextmanager
-def naming_rule(node: fx.Node, target: str, entry: RuleEntry | None) -> Iterator[None]:
+def _naming(named: Callable[[Exception], DicpError | None]) -> Iterator[None]:
+    """Raises the error that `named` makes of one; for None that one passes as it is."""
+    try:
+        yield
+    except Exception as error:
+        found = named(error)
+        if found is None:
+            raise
+        raise found from error
+
+
+def naming_rule(
+    node: fx.Node, target: str, entry: RuleEntry | None
+) -> AbstractContextManager[None]:
     """Raises RuleError, which names the call, for what a target's rule for `node` raises, for
     operators that it misuses and for results that are not eager's.
 
     Other errors of dicp's, errors of tracing, and NoRule, pass as they are.
     """
-    try:
-        yield
-    except Exception as error:
+
+    def named(error: Exception) -> DicpError | None:
         problem = _problem(error)
         if problem is None:
-            raise
+            return None
         place = "" if entry is None else place_in(entry.function, error)
         culprits = _culprits(f"the rule at {place}" if place else "the rule", error)
-        raise RuleError(
+        return RuleError(
             **call_of(node), target=target, problem=problem, place=place, culprits=culprits
-        ) from error
+        )
+
+    return _naming(named)
 
 
-@contextmanager
-def naming_semantics(operator: str, function: Callable[..., Any]) -> Iterator[None]:
+def naming_semantics(operator: str, function: Callable[..., Any]) -> AbstractContextManager[None]:
     """Raises SemanticsError for what the meaning of a graph operator raises; what `naming_rule`
     lets pass, passes here too."""
-    try:
-        yield
-    except Exception as error:
+
+    def named(error: Exception) -> DicpError | None:
         problem = _problem(error)
         if problem is None:
-            raise
-        raise SemanticsError(operator, problem, place_in(function, error)) from error
+            return None
+        return SemanticsError(operator, problem, place_in(function, error))
+
+    return _naming(named)
 
 
 def _problem(error: Exception) -> str | None:
@@ -185,24 +199,22 @@ def _own_calls(target: Any, error: Exception) -> Iterator[tuple[str, str]]:
         yield name, f"{hook.__code__.co_filename}:{hook.__code__.co_firstlineno}"
 
 
-@contextmanager
-def naming_operators(target: Any, origins: Sequence[Origin]) -> Iterator[None]:
+def naming_operators(target: Any, origins: Sequence[Origin]) -> AbstractContextManager[None]:
     """Raises TargetFailureError, which lists the operators, for what a function of a target's own
     raises that works on a kernel or graph of theirs; dicp's errors pass as they are."""
-    try:
-        yield
-    except Exception as error:
-        failure = failure_of(target, error, list(map(str, origins)))
-        if failure is None:
-            raise
-        raise failure from error
+    return _naming(lambda error: failure_of(target, error, list(map(str, origins))))
 
 
-def refusal(function: Callable[..., Any], *args: Any, **kwargs: Any) -> str:
-    """Why a function does not take these arguments; empty where it does, and where Python does not
-    know: PyTorch's own functions have no signature."""
+def refusal(
+    function: Callable[..., Any], positional: Iterable[str], named: Iterable[str] = (),
+    optional: Iterable[str] = (),
+) -> str:  # fmt: skip
+    """Why a function does not take these arguments, and those `optional` ones that it names; empty
+    where it does, and where Python does not know: PyTorch's own functions have no signature."""
     try:
-        inspect.signature(function).bind(*args, **kwargs)
+        signature = inspect.signature(function)
+        stated = (*named, *(name for name in optional if name in signature.parameters))
+        signature.bind(*positional, **dict.fromkeys(stated))
     except TypeError as error:
         return str(error)
     except ValueError:

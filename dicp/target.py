@@ -426,7 +426,7 @@ def _problems_of_functions(kind: type) -> Iterator[str]:
         declared = inspect.signature(first).parameters
         if not callable(own):
             yield f"its {name} is a {type(own).__name__}, not a function"
-        elif why := inspect.isfunction(own) and refusal(own, *declared):
+        elif why := inspect.isfunction(own) and refusal(own, declared):
             passed = ", ".join(list(declared)[1:])
             yield f"its {name}, at {place_of(own)}, does not take ({passed}): {why}"
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import abc
 import contextlib
-import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,11 +16,11 @@ import torch
 
 from dicp.dtypes import converted
 from dicp.errors import PrototypeError, SemanticsError
-from dicp.graphop.interpreter import Meaning, Semantics
+from dicp.graphop.interpreter import Semantics
 from dicp.graphop.program import Bound, Item, Node, Operand, Slot, Value
 from dicp.graphop.prototype import Prototype, check_call
 from dicp.origin import Origin
-from dicp.rule_errors import described, naming_semantics, place_of
+from dicp.rule_errors import described, naming_semantics, place_of, refusal
 from dicp.rules import NoRule
 from dicp.torch_private import FakeTensorMode, ShapeEnv, expression_of, statically_known_true
 
@@ -52,24 +51,12 @@ class Dialect:
             prototype, meaning = self.prototypes[kind], self.semantics[kind]
             if unknown := sorted(meaning.host - {port.name for port in prototype.inputs}):
                 yield f"{kind} has no input {', '.join(unknown)} to read on the host"
-            if refusal := _refusal(prototype, meaning):
-                yield f"the meaning of {kind} at {place_of(meaning.function)}: {refusal}"
-
-
-def _refusal(prototype: Prototype, meaning: Meaning) -> str:
-    """Why a meaning does not take an operator's inputs, in order, and the attributes that every
-    call states, by name; empty where it does, and where Python does not know."""
-    try:
-        signature = inspect.signature(meaning.function)
-    except ValueError:  # PyTorch's own functions
-        return ""
-    attrs = {attr.name: attr for attr in prototype.attrs
-             if attr.default is None or attr.name in signature.parameters}  # fmt: skip
-    try:
-        signature.bind(*prototype.inputs, **attrs)
-    except TypeError as error:
-        return f"{error} for {prototype.form()}"
-    return ""
+            every_call = [attr.name for attr in prototype.attrs if attr.default is None]
+            others = [attr.name for attr in prototype.attrs if attr.default is not None]
+            inputs = [port.name for port in prototype.inputs]
+            if why := refusal(meaning.function, inputs, every_call, others):
+                place = place_of(meaning.function)
+                yield f"the meaning of {kind} at {place}: {why} for {prototype.form()}"
 
 
 class Builder(abc.ABC):

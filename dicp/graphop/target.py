@@ -283,7 +283,7 @@ class GraphTarget(RuleTarget):
         built = (cache.get(UNIT, key) if key else None) or self._compiled(unit, cache, config)
         with disable_current_modes():
             run = result_of(self, "launch", self.launch(unit, built, cache, config), Callable)
-        if why := refusal(run, "inputs", "outputs"):
+        if why := refusal(run, ("inputs", "outputs")):
             problem = f"returns a function that does not take (inputs, outputs): {why}"
             raise TargetFailureError(self.name, "launch", problem, place_of(run))
         return run

@@ -21,10 +21,11 @@ from dicp.op_tools.names import is_constructor, overwrites
 from dicp.op_tools.overwriting import written
 from dicp.op_tools.records import CallId, Place, heading, logger
 from dicp.op_tools.reference import (
+    CPU,
     Reference,
     autocast_name,
     autocast_of,
-    autocast_on_cpu,
+    autocast_on,
     expected,
     reference_rules,
 )
@@ -147,7 +148,7 @@ class OpAutoCompare(FeatureWithRecords[Record]):
             return result
         try:
             wanted = reference.run()
-            with autocast_on_cpu(autocast):
+            with autocast_on(CPU, autocast):
                 eager = (same.args, same.kwargs, same.run()) if same is not None else None
         except Exception as error:  # operators raise whatever they like
             self._no_reference(call, error)
@@ -256,7 +257,7 @@ class OpAutoCompare(FeatureWithRecords[Record]):
                 record.note = "an input was changed in place before backward: not compared"
                 self.keep(record)
             else:
-                with autocast_on_cpu(autocast):
+                with autocast_on(CPU, autocast):
                     self._backward(record, shown, *arguments, found)
 
         watch(edges, result, arrived)

@@ -12,7 +12,7 @@ from dicp.op_tools import trees
 from dicp.op_tools.frame import Call, Feature, Proceed
 from dicp.op_tools.names import RESHAPES_IN_PLACE
 from dicp.op_tools.overwriting import StandIns
-from dicp.op_tools.reference import CPU, autocast_of, autocast_on_cpu, expected, moved
+from dicp.op_tools.reference import CPU, autocast_of, autocast_on, expected, moved
 from dicp.op_tools.tables import argument_table, labelled_arguments, labelled_result
 from dicp.op_tools.timing import device_of
 
@@ -50,7 +50,7 @@ class OpFallback(Feature):
         autocast = autocast_of(*original)
 
         def computed() -> Any:
-            with autocast_on_cpu(autocast):
+            with autocast_on(CPU, autocast):
                 return proceed(call)
 
         try:

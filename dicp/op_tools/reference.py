@@ -91,9 +91,10 @@ def autocast_of(args: Any, kwargs: Any) -> torch.dtype | None:
     return None
 
 
-def autocast_on_cpu(dtype: torch.dtype | None) -> AbstractContextManager[Any]:
-    """The CPU's autocast in the place of a device's. It leaves float64 as it is."""
-    return nullcontext() if dtype is None else torch.autocast("cpu", dtype)
+def autocast_on(device: torch.device, dtype: torch.dtype | None) -> AbstractContextManager[Any]:
+    """A device's autocast, perhaps in the place of another's; off for None. That of the CPU leaves
+    float64 as it is."""
+    return nullcontext() if dtype is None else torch.autocast(device.type, dtype)
 
 
 def autocast_name(args: Any, kwargs: Any) -> str:
@@ -104,7 +105,7 @@ def autocast_name(args: Any, kwargs: Any) -> str:
 
 def autocast_named(name: str, device: torch.device) -> AbstractContextManager[Any]:
     """The autocast that `autocast_name` told of, on a device."""
-    return torch.autocast(device.type, _dtype(name)) if name else nullcontext()
+    return autocast_on(device, _dtype(name) if name else None)
 
 
 def without_autocast(args: Any, kwargs: Any) -> AbstractContextManager[Any]:

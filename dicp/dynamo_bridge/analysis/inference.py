@@ -76,9 +76,9 @@ class Inference:
         """Infer what PyTorch leaves out: values of the calls by which its partitioner lets backward
         draw the random numbers of a checkpoint again."""
         for node in graph.nodes:
-            if isinstance(node.target, HigherOrderOperator) and node.users:
-                if "val" not in node.meta:
-                    self.infer(node)
+            special = isinstance(node.target, HigherOrderOperator)
+            if special and node.users and "val" not in node.meta:
+                self.infer(node)
 
     def emit(
         self,
