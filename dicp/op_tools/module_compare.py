@@ -21,7 +21,7 @@ from dicp.op_tools import trees
 from dicp.op_tools.autocompare import OpAutoCompare, Record
 from dicp.op_tools.frame import FRAME
 from dicp.op_tools.recording import ModuleCall, Recorder, Recording
-from dicp.op_tools.reference import CPU, autocast_named, widened, widened_dtypes
+from dicp.op_tools.reference import CPU, autocast_named, widened, widened_dtypes, writable
 from dicp.op_tools.tables import table
 from dicp.op_tools.verdict import Comparison, as_promised, compare, dense_chunks
 from dicp.torch_private import original_module, set_compiled_call
@@ -353,8 +353,7 @@ class Step:
             if not value.requires_grad:
                 return new
             leaves.append(new.requires_grad_())
-            # A module may write its input in place, which a leaf does not allow.
-            return _Copied.apply(new)  # type: ignore[no-any-return, no-untyped-call]
+            return writable(new)
 
         args, kwargs = trees.map_tensors((tuple(self.args), dict(self.kwargs)), leaf)
         return args, kwargs, leaves
@@ -380,18 +379,6 @@ class Step:
             if parameter.grad is not None:
                 values[f"grad {name}"] = parameter.grad
         return values
-
-
-class _Copied(torch.autograd.Function):
-    """A copy with the strides of the tensor, which a clone of a slice has not."""
-
-    @staticmethod
-    def forward(ctx: Any, tensor: torch.Tensor) -> torch.Tensor:
-        return copied_as_laid_out(tensor)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
-        return gradient
 
 
 def widened_weights(module: nn.Module) -> nn.Module:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from dicp.config import tool_variable
+from dicp.dynamo_bridge.timed import copied_as_laid_out
 from dicp.errors import ToolVariableError
 from dicp.op_tools import trees
 from dicp.op_tools.names import overwrites, reads_memory
@@ -226,6 +227,23 @@ def copied(value: torch.Tensor, dtype: torch.dtype, exact_memory: bool = False) 
         return value.to(CPU, dtype, copy=True)
     copy = torch.empty_strided(value.shape, value.stride(), dtype=dtype)
     return copy.copy_(value)
+
+
+class _Copied(torch.autograd.Function):
+    """A copy with the strides of the tensor, which a clone of a slice has not."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor) -> torch.Tensor:
+        return copied_as_laid_out(tensor)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        return gradient
+
+
+def writable(leaf: torch.Tensor) -> torch.Tensor:
+    """A copy of a leaf that wants a gradient, which may not be written in place itself."""
+    return _Copied.apply(leaf)  # type: ignore[no-any-return, no-untyped-call]
 
 
 def expected(func: Callable[..., Any], args: Any, kwargs: Any) -> Any:

@@ -26,7 +26,7 @@ from dicp.op_tools.capture import argument_rows
 from dicp.op_tools.cases import write_cases
 from dicp.op_tools.frame import FRAME, Call
 from dicp.op_tools.names import overwrites, reads_memory, resolve
-from dicp.op_tools.reference import autocast_named
+from dicp.op_tools.reference import autocast_named, writable
 from dicp.op_tools.tables import argument_table
 from dicp.op_tools.timing import OpTimeMeasure, device_of
 
@@ -145,11 +145,9 @@ def _run(captured: Captured, function: Callable[..., Any], options: argparse.Nam
     with FRAME.unhooked():
         fresh = _same_memory if reads_memory(captured.operator) else _fresh
         args, kwargs = trees.map_tensors((captured.args, captured.kwargs), fresh)
-        if overwrites(
-            captured.operator, kwargs
-        ):  # a leaf that wants a gradient cannot be written in place
+        if overwrites(captured.operator, kwargs):
             args, kwargs = trees.map_tensors(
-                (args, kwargs), lambda t: t.clone() if t.requires_grad else t
+                (args, kwargs), lambda t: writable(t) if t.requires_grad else t
             )
     with autocast_named(captured.autocast, device_of((args, kwargs))):
         result = FRAME.call(function, args, kwargs, captured.operator, captured.function)

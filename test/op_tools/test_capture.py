@@ -238,6 +238,27 @@ def test_replays_run_under_the_autocast_of_the_call(capsys: pytest.CaptureFixtur
         assert rows and all("torch.bfloat16 torch.float64" in row for row in rows)
 
 
+def test_replays_in_place_have_the_strides_of_the_call() -> None:
+    """A slice that wants a gradient is written as a slice."""
+    x = torch.randn(4, 6, requires_grad=True)
+    with op_tools.OpCapture(["torch.Tensor.sin_"], quiet=True):
+        (x * 1)[:, :5].sin_()
+    library = torch.library.Library("aten", "IMPL")
+    seen: set[tuple[int, ...]] = set()
+
+    def sin_(x: torch.Tensor) -> torch.Tensor:
+        if x.dtype == torch.float32:
+            seen.add(x.stride())
+        return x.copy_(torch.cos(x - torch.pi / 2))
+
+    library.impl("sin_", sin_, "CPU", allow_override=True)
+    try:
+        assert run(str(ROOT), "--acc_check", "--run_times", "1") == 0
+    finally:
+        library._destroy()
+    assert seen == {(6, 1)}
+
+
 def test_replay_without_a_capture(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("nowhere") == 2
     assert "no capture found in nowhere" in capsys.readouterr().err
