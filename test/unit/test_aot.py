@@ -294,6 +294,21 @@ def test_collection_is_on_again() -> None:
     assert gc.isenabled()
 
 
+def test_objects_made_while_compiling_are_old() -> None:
+    toy = Toy()
+    toy(fx.symbolic_trace(lambda x: (x.sin(),)), [torch.ones(3)])
+    assert any(item is toy.graphs[0] for item in gc.get_objects(generation=2))
+
+
+def test_frozen_objects_stay_frozen() -> None:
+    gc.freeze()
+    try:
+        Toy()(fx.symbolic_trace(lambda x: (x.sin(),)), [torch.ones(3)])
+        assert gc.get_freeze_count() > 0
+    finally:
+        gc.unfreeze()
+
+
 # ---- stored results ------------------------------------------------------------------------------
 
 
