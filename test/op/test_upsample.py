@@ -168,6 +168,28 @@ def test_gradients(mode: str, dims: int, corners: bool, name: str, backend_name:
         assert_matches(mine, theirs, exact)
 
 
+@pytest.mark.parametrize("symbolic", [False, True])
+@pytest.mark.parametrize("corners", [False, True])
+@pytest.mark.parametrize("size", [(3, 4), (5, 12), (1, 1)])
+def test_antialiased_beside_infinities(
+    size: tuple[int, int], corners: bool, symbolic: bool, backend_name: str
+) -> None:
+    """What a result does not read has no weight, not one of 0: 0 times an infinity is NaN."""
+
+    def resized(x: torch.Tensor) -> torch.Tensor:
+        return F.interpolate(x, size, mode="bilinear", align_corners=corners, antialias=True)
+
+    compiled = torch.compile(resized, backend=backend_name, dynamic=symbolic)
+    for shape in ((2, 3, 7, 9), (2, 3, 8, 10)):
+        x, grad = torch.randn(shape), torch.randn(2, 3, *size)
+        x[0, 0, 3, 4], x[1, 1, 0, 0], grad[0, 1, -1, 0] = torch.inf, torch.nan, -torch.inf
+        inputs, results = x.requires_grad_(), []
+        for function in (compiled, resized):
+            result = function(inputs)
+            results.append((result, *torch.autograd.grad(result, inputs, grad)))
+        torch.testing.assert_close(*results, equal_nan=True)
+
+
 @pytest.mark.parametrize("mode", ["bilinear", "bicubic"])
 def test_bytes_are_rounded_as_by_eager(mode: str, backend_name: str) -> None:
     def resized(x: torch.Tensor) -> list[torch.Tensor]:

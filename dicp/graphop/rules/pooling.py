@@ -325,19 +325,32 @@ def _are_equal(size: Any, out: Any) -> bool:
 def _window_sums(g: Ops, x: Value, axis: int, out: Any) -> Value:
     """The sum of each window along a dimension; no element counts in another window."""
     size = x.shape[axis]
-    before, after = x.shape[:axis], x.shape[axis + 1 :]
     if g.same(out, 0):
         raise NoRule("no window")
     if _are_equal(size, out):
-        windows = g.reshape(x, [*before, out, size // out, *after])
+        windows = g.reshape(x, [*x.shape[:axis], out, size // out, *x.shape[axis + 1 :]])
         return g.reduce("ReduceSum", windows, [axis + 1], False)
-    start, end = (g.reshape(bound, [out, 1]) for bound in _bounds(g, size, out))
-    places = g.add(start, g.reshape(g.arange((size + out - 1) // out + 1), [1, -1]))
+    start, end = _bounds(g, size, out)
+    return sums_between(g, x, axis, start, end, (size + out - 1) // out + 1)
+
+
+def sums_between(
+    g: Ops, x: Value, axis: int, start: Value, end: Value, most: Any, weights: Value | None = None
+) -> Value:
+    """The sum of each window along a dimension: of `most` elements at most, from `start` until
+    `end`, times their weights in the window's column of `weights`."""
+    size = x.shape[axis]
+    places = g.add(start, g.reshape(g.arange(most), [-1, 1]))
     inside = g.op("Less", places, end)
-    picked = g.op("Gather", x, g.where(inside, places, 0, torch.int64), g.const(axis, torch.int64))
-    inside = g.reshape(inside, [*[1] * axis, *places.shape, *[1] * len(after)])
-    picked = g.where(g.broadcast(inside, picked.shape), picked, 0.0, x.dtype)
-    return g.reduce("ReduceSum", picked, [axis + 1], False)
+    zeros = g.full([1 if d == axis else n for d, n in enumerate(x.shape)], 0, x.dtype)
+    padded = g.concat([x, zeros], axis)
+    outside = g.where(inside, places, size, torch.int64)
+    picked = g.op("Gather", padded, outside, g.const(axis, torch.int64))
+    if weights is not None:
+        weights = g.op("GatherElements", weights, g.where(inside, places, 0, torch.int64), dim=0)
+        shape = [*weights.shape, *[1] * (x.ndim - axis - 1)]
+        picked = g.op("Mul", picked, g.reshape(weights, shape))
+    return g.reduce("ReduceSum", picked, [axis], False)
 
 
 def _per_element(g: Ops, total: Value, sizes: Sequence[Any]) -> Value:
@@ -353,19 +366,6 @@ def _per_element(g: Ops, total: Value, sizes: Sequence[Any]) -> Value:
         length = g.cast(g.sub(end, start), total.dtype)
         total = g.op("Div", total, g.reshape(length, [-1, *[1] * (total.ndim - axis - 1)]))
     return total
-
-
-def between(g: Ops, rows: Value, x: Value, columns: Value) -> Value:
-    """rows x columns, for each matrix of `x`."""
-    batch = x.shape[:-2]
-    left = g.op("BatchMatMul", _for_each(g, rows, batch), x)
-    return g.op("BatchMatMul", left, _for_each(g, columns, batch))
-
-
-def _for_each(g: Ops, matrix: Value, batch: Sequence[Any]) -> Value:
-    """The matrix repeated for each of a batch."""
-    alone = g.reshape(matrix, [*([1] * len(batch)), *matrix.shape])
-    return g.broadcast(alone, [*batch, *matrix.shape])
 
 
 def _are_numbers(sizes: Sequence[Any]) -> bool:
