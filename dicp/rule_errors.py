@@ -4,6 +4,7 @@ are not eager's, and results of other functions that are not what they must be."
 from __future__ import annotations
 
 import inspect
+import os
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -187,12 +188,16 @@ def failure_of(
 
 
 def _own_calls(target: Any, error: Exception) -> Iterator[tuple[str, str]]:
-    """Functions of the target's package that ran or could not be called, each with its line."""
+    """Functions of the target's package that ran or could not be called, and skeletons beside its
+    module, each with its line."""
     module = type(target).__module__
     inside, _, _ = module.rpartition(".") if module.startswith("dicp.") else module.partition(".")
+    folder = os.path.dirname(inspect.getfile(type(target)))
     for frame, line in traceback.walk_tb(error.__traceback__):
-        if f"{frame.f_globals.get('__name__')}.".startswith(f"{inside}."):
-            yield frame.f_code.co_name, f"{frame.f_code.co_filename}:{line}"
+        file = frame.f_code.co_filename
+        is_skeleton = file.endswith(".jinja") and file.startswith(folder)
+        if is_skeleton or f"{frame.f_globals.get('__name__')}.".startswith(f"{inside}."):
+            yield frame.f_code.co_name, f"{file}:{line}"
     name = str(error).partition("(")[0].rpartition(".")[2]
     hook = getattr(type(target), name, None) if isinstance(error, TypeError) else None
     if isinstance(hook, FunctionType) and f"{hook.__module__}.".startswith(f"{inside}."):

@@ -7,18 +7,18 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, StrictUndefined, Template
+from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 from jinja2.nativetypes import NativeEnvironment
 
 
 @lru_cache(maxsize=64)
 def _template(path: Path, autoescape: bool, kind: type[Environment] = Environment) -> Template:
     environment = kind(
-        undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True,
-        keep_trailing_newline=True, autoescape=autoescape,
+        loader=FileSystemLoader(path.parent), undefined=StrictUndefined, trim_blocks=True,
+        lstrip_blocks=True, keep_trailing_newline=True, autoescape=autoescape,
     )  # fmt: skip
     environment.filters["one_line"] = one_line
-    return environment.from_string(path.read_text())
+    return environment.get_template(path.name)
 
 
 def one_line(text: str) -> str:
@@ -34,7 +34,10 @@ def render_template(path: Path, **values: Any) -> str:
 def render_parts(path: Path, **values: Any) -> list[Any]:
     """As `render_template`, but texts and values as they are, one after the other."""
     template = _template(path, False, NativeEnvironment)
-    return list(template.root_render_func(template.new_context(values)))
+    try:
+        return list(template.root_render_func(template.new_context(values)))
+    except Exception:
+        template.environment.handle_exception()  # raises it again, with the skeleton's own lines
 
 
 def render_html(path: Path, **values: Any) -> str:

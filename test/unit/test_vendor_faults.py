@@ -24,6 +24,7 @@ from dicp.errors import (
     TargetFailureError,
 )
 from dicp.graphop.interpreter import Meaning
+from dicp.loop.ir.expr import apply
 from dicp.rules import RuleTable
 
 aten = torch.ops.aten
@@ -94,6 +95,27 @@ def test_a_graph_operator_that_a_rule_misuses_is_named(
     with pytest.raises(Exception, match=problem) as caught:
         compiled(target, torch.relu)(torch.randn(2))
     assert f"Fix the rule at {__file__}:" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("op", "operands", "problem"),
+    [
+        ("squrt", 1, "there is no scalar operator 'squrt' .* Did you mean 'sqrt'"),
+        ("sqrt", 2, "the scalar operator 'sqrt' takes 1 operands, not 2"),
+    ],
+)
+def test_a_scalar_operator_that_a_rule_misuses_is_named(
+    op: str, operands: int, problem: str, target: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if target.name != NAMES["loop"]:
+        return
+
+    def rule(b: Any, x: Any) -> Any:
+        return b.map(lambda e: apply(op, e.dtype, *[e] * operands), x)
+
+    with_rule(target, aten.relu.default, rule, monkeypatch)
+    with pytest.raises(Exception, match=f"raises ValueError: {problem}"):
+        compiled(target, torch.relu)(torch.randn(2))
 
 
 def unknown_name(x: Any) -> Any:
@@ -288,6 +310,30 @@ def test_what_a_hook_raises_names_target_hook_and_line(
             with pytest.warns(FallbackWarning, match=f"{hook} raises KeyError"):
                 found = compiled(target, torch.relu, on_compile_error="eager")(x)
             assert torch.equal(found, torch.relu(x)), hook
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong", "problem"),
+    [
+        ("kernel.body", "kernel.boddy", "compile raises UndefinedError: .* no attribute 'boddy'"),
+        ("{% for line", "{% fr line", "compile raises TemplateSyntaxError: .* unknown tag 'fr'"),
+    ],
+)
+def test_an_error_in_a_skeleton_names_its_line(
+    right: str, wrong: str, problem: str, target: Any,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    if target.name != NAMES["loop"]:
+        return
+    module = importlib.import_module(type(target).__module__)
+    text = module.TEMPLATE.read_text()
+    broken = module.TEMPLATE.with_name(f"{wrong[-5:].strip()}.jinja")
+    broken.write_text(text.replace(right, wrong))
+    monkeypatch.setattr(module, "TEMPLATE", broken)
+    line = text[: text.index(right)].count("\n") + 1
+    with pytest.raises(Exception, match=f"{problem}.*, at {broken}:{line}\\.") as caught:
+        compiled(target, torch.relu)(torch.randn(2, 3))
+    assert "TargetFailureError" in str(caught.value)
 
 
 def test_operators_of_a_dtype_that_the_code_generator_lacks_are_named(

@@ -18,6 +18,7 @@ from weakref import WeakValueDictionary
 import torch
 
 from dicp.dtypes import REDUCED_FLOATS, Number, converted, holds_all, opmath_dtype, shortest
+from dicp.errors.text import did_you_mean, nearest
 from dicp.loop.ir.index import Index, Size, Var, index_text, indirect_exprs
 from dicp.loop.ir.ops import CHECKED_OPS, INDEX_CHECKS, SCALAR_OPS
 from dicp.origin import Origin
@@ -333,8 +334,15 @@ def masked(test: Expr, value: Expr) -> Expr:
 
 
 def apply(op: str, dtype: torch.dtype, *args: Expr) -> Expr:
-    """Operator `op` of SCALAR_OPS on `args`, with a result in `dtype`."""
-    assert SCALAR_OPS[op].arity == len(args), (op, len(args))
+    """Operator `op` of SCALAR_OPS on `args`, with a result in `dtype`.
+
+    Raises ValueError for an operator that SCALAR_OPS lacks, and for another number of operands.
+    """
+    if op not in SCALAR_OPS:
+        near = did_you_mean(nearest(op, tuple(SCALAR_OPS)))
+        raise ValueError(f"there is no scalar operator {op!r} in dicp/loop/ir/ops.py.{near}")
+    if (arity := SCALAR_OPS[op].arity) != len(args):
+        raise ValueError(f"the scalar operator {op!r} takes {arity} operands, not {len(args)}")
     return Checked(op, dtype, args, None) if op in CHECKED_OPS else Operator(op, dtype, args)
 
 
