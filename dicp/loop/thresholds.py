@@ -80,9 +80,9 @@ statements, and a division that is left is computed per element."""
 
 # ---- loops and kernels ----------------------------------------------------------------------
 
-MAX_RANGES = 8
-"""Most parts into which a loop is split where conditions on its variable change: each is a copy
-of the loop's text."""
+MAX_RANGES, MAX_PARTS = 8, 128
+"""Most copies of a loop's text, and most parts, into which it is split where conditions on its
+variable change."""
 MIN_CROSSED = 16
 """Fewest elements, along both loops, for which a reduction does not store results that are
 transposed relative to the memory that it loads: a kernel of their own transposes tiles of this

@@ -8,7 +8,7 @@ import sympy
 import torch
 
 from dicp.loop.ir import expr as ir
-from dicp.loop.ir.expr import Expr, Ref
+from dicp.loop.ir.expr import Expr, Read, Ref
 from dicp.loop.ir.index import Index, Indirect, Size, Var, floordiv, mod, variable
 from dicp.loop.ir.kernel import Store
 from dicp.loop.passes.split_loops import sorted_sizes, split
@@ -53,6 +53,34 @@ def test_conditions_that_never_change_are_folded() -> None:
     assert values(choose(compare("ge", 0))) == [(0, 16, 1)]
     assert values(choose(compare("lt", -3))) == [(0, 16, 2)]
     assert values(choose(compare("gt", 40))) == [(0, 16, 2)]
+
+
+def concatenation(var: Var) -> Store:
+    """Tensors of 4 elements along `var`, as nested selects."""
+    sources = [Ref(f"in{at}", (4,), torch.float32, (1,), "input") for at in range(0, var.size, 4)]
+    reads = [ir.read(source, variable(var) + -4 * k) for k, source in enumerate(sources)]
+    value = reads[-1]
+    for k in reversed(range(len(reads) - 1)):
+        before_end = compare("lt", 4 * (k + 1), var)
+        value = ir.apply("where", torch.float32, before_end, reads[k], value)
+    return Store(OUT, variable(var), value)
+
+
+def test_a_concatenation_of_many_tensors_is_one_copy_of_each() -> None:
+    var = Var(0, 160)
+    parts = split((concatenation(var),), var)
+    assert [(r.low, r.high) for r in parts] == [(at, at + 4) for at in range(0, 160, 4)]
+    assert all(isinstance(r.stmts[0].value, Read) for r in parts)
+
+
+def test_many_parts_that_are_as_long_as_the_loop_are_no_parts() -> None:
+    var = Var(0, 96)
+    joined = concatenation(var)
+    value = joined.value
+    for _ in range(100):
+        value = ir.apply("sin", torch.float32, value)
+    assert len(split((joined,), var)) == 24
+    assert len(split((Store(OUT, joined.index, value),), var)) == 1
 
 
 def test_conjunctions_and_masks() -> None:

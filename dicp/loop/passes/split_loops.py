@@ -34,7 +34,7 @@ from dicp.loop.ir.index import (
     variable,
 )
 from dicp.loop.ir.kernel import Stmt, Store, rewritten
-from dicp.loop.thresholds import MAX_RANGES
+from dicp.loop.thresholds import MAX_PARTS, MAX_RANGES
 
 
 @dataclass(frozen=True)
@@ -58,14 +58,27 @@ def split(stmts: Sequence[Stmt], var: Var) -> list[Range]:
     """The loop over `var` as ranges, in each of which every condition on `var` alone is constant,
     and so is what `var` alone is divided by a number.
 
-    Where that takes more than MAX_RANGES, it is split at conditions only, or not at all.
+    Where that takes more than MAX_RANGES copies of the statements, it is split at conditions only,
+    or not at all.
     """
     whole = Range(0, var.size, tuple(stmts))
     for at_wraps in (True, False):
         parts = _divide(whole, var, at_wraps)
-        if 1 < len(parts) <= MAX_RANGES:
+        if len(parts) > 1 and is_short([p.stmts for p in parts], stmts, MAX_RANGES):
             return parts
     return parts if len(parts) == 1 else [whole]
+
+
+def is_short(parts: Sequence[Sequence[Stmt]], whole: Sequence[Stmt], copies: int) -> bool:
+    """Whether the text of `parts` is no longer than `copies` of the statements they are parts of:
+    those of a concatenation of any number of tensors each read one."""
+    if len(parts) <= copies:
+        return True
+    return sum(_count(p) for p in parts) <= copies * _count(whole)
+
+
+def _count(stmts: Sequence[Stmt]) -> int:
+    return sum(1 for _ in _expressions(stmts))
 
 
 Limits = tuple[Var, Size, Size]
@@ -114,7 +127,7 @@ def _divide(part: Range, var: Var, at_wraps: bool) -> list[Range]:
     wraps = {a: w for a in atoms if (w := _wraps(a, var, part)) is not None}
     points = {s.at for s in conditions.values()}.union(*wraps.values())
     bounds = sorted_sizes({part.low, part.high} | {at for at in points if not _outside(at, part)})
-    if not (conditions or wraps) or bounds is None or len(bounds) > MAX_RANGES + 1:
+    if not (conditions or wraps) or bounds is None or len(bounds) > MAX_PARTS + 1:
         return [part]
     parts: list[Range] = []
     for low, high in zip(bounds, bounds[1:], strict=False):

@@ -65,8 +65,8 @@ doubles for each reduction."""
 MIN_HIDDEN_STEP = 16
 """Elements of a step from which the compiler may not be told their number: fewer fit a vector."""
 MAX_CELLS = 9
-"""Most copies of a loop, each for ranges of the loops around it: those of two axes with three kinds
-of ranges each, as in the gradient of padding."""
+"""Most copies of a loop's text, for ranges of the loops around it: those of two axes with three
+kinds of ranges each, as in the gradient of padding."""
 PLACE_BLOCK = 256
 """Elements of a row per block of an argmax or argmin, which buffers the block's values to find
 the extremum's position among them."""

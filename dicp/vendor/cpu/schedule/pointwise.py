@@ -14,7 +14,7 @@ from dicp.loop.ir.access import deep_variables, unconditional_reads
 from dicp.loop.ir.expr import Masked, Read, walk
 from dicp.loop.ir.index import Index, Var
 from dicp.loop.ir.kernel import Stmt, Store
-from dicp.loop.passes.split_loops import Limits, Range, inside, split
+from dicp.loop.passes.split_loops import Limits, Range, inside, is_short, split
 from dicp.loop.schedule.form import crossing_loop
 from dicp.vendor.cpu import form
 from dicp.vendor.cpu.form import HostForm, Inside
@@ -88,7 +88,7 @@ def _cases(stmts: Sequence[Stmt], loops: Sequence[Var]) -> tuple[list[Case], Seq
 def _cells(stmts: Sequence[Stmt], loops: Sequence[Var]) -> list[Case]:
     """Ranges of `loops` in which no condition changes that one of them alone decides, as in a
     concatenation or the gradient of padding: those with equal statements together, and those of
-    the most points first. None where they are more than MAX_CELLS."""
+    the most points first. None where they take more than MAX_CELLS copies of the statements."""
     cells: list[Case] = [((), stmts)]
     for var in loops:
         found: list[Case] = []
@@ -99,7 +99,7 @@ def _cells(stmts: Sequence[Stmt], loops: Sequence[Var]) -> list[Case]:
                 equal.setdefault(key, ([], part.stmts))[0].append((var, part.low, part.high))
             for ranges, own in equal.values():
                 found.append(((*limits, *(ranges if len(equal) > 1 else ())), own))
-        if len(found) > MAX_CELLS:
+        if not is_short([own for _, own in found], stmts, MAX_CELLS):
             return []
         cells = found
     return sorted(cells, key=lambda case: _points(case, loops), reverse=True)
