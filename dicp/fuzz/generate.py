@@ -117,7 +117,7 @@ def _executed(scope: Scope, statement: Statement) -> bool:
         for name in used:
             _note_exactness(scope, name, before)
         return True
-    if not all(_worth(scope, each) for each in results):
+    if len(results) != len(statement.targets) or not all(_worth(scope, r) for r in results):
         return False
     for k, target in enumerate(statement.targets):
         scope.values[target] = [call[k] for call in eager]

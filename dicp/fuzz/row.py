@@ -9,6 +9,7 @@ kind in `dicp.fuzz.slots`; the first tensor slot is the subject that shapes of t
     d dimension, dd dimensions, s scalar, q positive scalar, n small integer, p positive one, c bool
     e exponent, low fill of hidden scores, mask and bias of the scores of the subject's rows
     count, average, stat: buffers, which have no gradient
+    lone64, lone16, lonek: new inputs of no dimension, float64, bfloat16 and int64
     t another dtype (a cast), t_float a floating point one, a dtype to accumulate in
     i indices of the first dimension, il of the last, h of the subject's shape, along d
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dicp.fuzz.class_rows import BUFFERS, IMAGES, MASKS, POWERS, SHARED, SIZES
 from dicp.fuzz.composite_rows import COMPOSITES
 from dicp.fuzz.library_rows import IN_PLACE, LIBRARY, PATTERNS, POOLING
+from dicp.fuzz.mixed_rows import MIXED, SEVERAL
 from dicp.fuzz.pointwise_rows import ACTIVATION, ARITHMETIC, BITS, JUMPS, UNARY
 from dicp.fuzz.row import Row
 from dicp.fuzz.shape_rows import CREATION, INDEXING, REDUCTION, REDUCTION_PAIRS, SHAPE, VIEWS
@@ -73,6 +74,8 @@ GROUPS: dict[str, Sequence[Row]] = {
     "shared": SHARED,
     "powers": POWERS,
     "composites": COMPOSITES,
+    "mixed": MIXED,
+    "several": SEVERAL,
 }
 """A batch draws half of its statements from one of these."""
 
