@@ -116,14 +116,14 @@ class OverflowFoundError(DicpError, ArithmeticError):
 
 
 class CaptureFormatError(DicpError, ValueError):
-    """A capture on disk that cannot be read."""
+    """A capture or recording on disk that cannot be read; `by`: what writes one."""
 
-    def __init__(self, path: Path | str, reason: str) -> None:
+    def __init__(self, path: Path | str, reason: str, by: str = "OpCapture") -> None:
         self.path = Path(path)
         self.reason = reason
         super().__init__(
-            f"capture {str(path)!r} cannot be read: {sentence(reason)} Capture the operator again "
-            "with dicp.op_tools.OpCapture."
+            f"capture {str(path)!r} cannot be read: {sentence(reason)} Capture again with "
+            f"dicp.op_tools.{by}."
         )
 
 

@@ -14,6 +14,7 @@ import functools
 import inspect
 import os
 import threading
+import warnings
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -23,10 +24,10 @@ from typing import Any, ClassVar, Self
 import torch
 from torch.overrides import TorchFunctionMode
 
-from dicp.errors import ToolVariableError
-from dicp.op_tools.names import COLLECTIVES, name_of
+from dicp.errors import OperatorNameError, ToolVariableError, ToolWarning
+from dicp.op_tools.names import COLLECTIVES, name_of, resolve
 from dicp.op_tools.records import CallId, Place, heading, logger, user_place
-from dicp.op_tools.selection import entries, is_selected
+from dicp.op_tools.selection import entries, is_selected, unmatched_names
 from dicp.op_tools.tables import argument_table
 from dicp.torch_private import pop_function_mode, push_function_mode
 
@@ -83,7 +84,7 @@ class Feature:
         if style not in ("table", "line"):
             raise ToolVariableError("style", style, "'table' or 'line'")
         self.ops = entries(ops)
-        self.exclude = entries(exclude)
+        self.exclude = entries(exclude, "exclude")
         self.condition = condition
         self.quiet = quiet
         self.silent = False
@@ -138,6 +139,16 @@ class Feature:
         with FRAME.unhooked():
             self.flush()
             self.finish()
+            self._warn_of_unknown_names()
+
+    def _warn_of_unknown_names(self) -> None:
+        """Warn of names to look at that lead to no function: a misspelled one matches nothing."""
+        ran = {name for _, name in self._announced}
+        for name in unmatched_names(self.variable, self.ops, ran):
+            try:
+                resolve(name)
+            except OperatorNameError as error:
+                warnings.warn(ToolWarning(f"{self.feature}: {error}"), stacklevel=4)
 
     @contextlib.contextmanager
     def silently(self) -> Iterator[Self]:

@@ -143,7 +143,9 @@ def resolve(name: str) -> tuple[Any, str, Callable[..., Any]]:
             return owner, parts[-1], found
     if len(parts) == 2 and (packet := registered_packet(*parts)) is not None:
         return getattr(torch.ops, parts[0]), parts[1], packet  # an operator of a plugin
-    raise OperatorNameError(name, difflib.get_close_matches(name, _known(), n=3, cutoff=0.7))
+    same = [known for known in _known() if known.rpartition(".")[2] == parts[-1]]
+    near = same[:3] or difflib.get_close_matches(name, _known(), n=3, cutoff=0.7)
+    raise OperatorNameError(name, near)
 
 
 def registered_packet(space: str, name: str) -> Any:

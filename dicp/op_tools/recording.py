@@ -289,7 +289,8 @@ class Recording:
             plain = json.loads(path.read_text())
             return cls(Path(folder), tuple(ModuleCall(**call) for call in plain["calls"]))
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise CaptureFormatError(path, f"{type(error).__name__}: {error}") from error
+            reason = f"{type(error).__name__}: {error}"
+            raise CaptureFormatError(path, reason, by="one_iter.record") from error
 
     def has(self, place: str, file: str) -> bool:
         return (self.folder / place / f"{file}.json").exists()

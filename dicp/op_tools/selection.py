@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 
 from dicp.config import tool_variable
@@ -32,11 +32,27 @@ def is_selected(
     return _matches(wanted, tool_variable(wanted) or ".*", name)
 
 
-def entries(given: str | Sequence[str] | None) -> tuple[str, ...] | None:
-    """The entries of a list, or of a text in which commas separate them."""
+def unmatched_names(tool: str, ops: Sequence[str] | None, names: Iterable[str]) -> list[str]:
+    """The plain names in the tool's list, or in `ops`, that match none of `names`."""
+    variable = f"OP_{tool}_LIST"
+    chosen = (entries(tool_variable(variable)) or ()) if ops is None else ops
+    plain = [entry for entry in chosen if re.fullmatch(r"[\w.]+", entry)]
+    return [e for e in plain if not any(_any_matches(variable, (e,), name) for name in names)]
+
+
+def entries(given: str | Iterable[str] | None, argument: str = "ops") -> tuple[str, ...] | None:
+    """The entries of a list, or of a text in which commas separate them.
+
+    Raises ToolVariableError, with the name of the argument, for what is neither.
+    """
+    if given is None:
+        return None
     if isinstance(given, str):
         return tuple(entry.strip() for entry in given.split(","))
-    return None if given is None else tuple(given)
+    found = tuple(given) if isinstance(given, Iterable) else (given,)
+    if not all(isinstance(entry, str) for entry in found):
+        raise ToolVariableError(argument, str(given), _EXPECTED)
+    return found
 
 
 @lru_cache(maxsize=1 << 16)

@@ -6,6 +6,7 @@ import csv
 import errno
 import math
 import re
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -305,3 +306,28 @@ def test_a_tool_that_is_not_started_leaves_no_trace() -> None:
         pass
     assert torch.overrides._get_current_function_mode_stack() == []
     assert plain is None or torch.distributed.all_reduce is plain
+
+
+@pytest.mark.parametrize(
+    ("name", "near"),
+    [
+        ("layer_norm", "torch.nn.functional.layer_norm"),
+        ("torch.nn.functional.layernorm", "torch.nn.functional.layer_norm"),
+    ],
+)
+def test_a_misspelled_name_that_matches_nothing_is_said(
+    name: str, near: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OP_AUTOCOMPARE_LIST", f"torch.relu,{name}")
+    message = f"autocompare: operator name '{name}' leads to no function. Near names: .*{near}"
+    with pytest.warns(ToolWarning, match=message), op_tools.OpAutoCompare(quiet=True):
+        F.layer_norm(torch.ones(2, 2), (2,))
+    tool = op_tools.OpAutoCompare(["torch.relu", "torch.n.*"], quiet=True)
+    with warnings.catch_warnings(action="error"), tool:
+        torch.sin(torch.ones(2))  # names of operators that did not run are right ones
+
+
+def test_operators_to_look_at_are_given_by_names() -> None:
+    for wrong in (3, [torch.relu]):
+        with pytest.raises(ToolVariableError, match="^exclude is .*; expected names or regular"):
+            op_tools.OpObserve(exclude=wrong)  # type: ignore[arg-type]

@@ -230,7 +230,7 @@ CASES: list[tuple[DicpError, str]] = [
     ),
     (
         CaptureFormatError("a/input", "it is damaged"),
-        "capture 'a/input' cannot be read: it is damaged. Capture the operator again with "
+        "capture 'a/input' cannot be read: it is damaged. Capture again with "
         "dicp.op_tools.OpCapture.",
     ),
     (
