@@ -319,6 +319,21 @@ def test_signs_of_infinite_complex_numbers(dtype: torch.dtype, backend_name: str
         )
 
 
+def test_complex_differences_and_quotients_of_special_numbers(backend_name: str) -> None:
+    """Sums multiply by 1 + 0j, differences by -1 + 0j; real zeros divide without their sign."""
+    parts = torch.tensor([0.0, -0.0, 1.0, -2.0, torch.inf, -torch.inf, torch.nan])
+    x = torch.complex(*torch.cartesian_prod(parts, parts).T)
+
+    def combined(x: torch.Tensor, y: torch.Tensor, real: torch.Tensor) -> list[torch.Tensor]:
+        rows = [x - y, y - real, real - y, torch.add(x, y, alpha=2), x + y]
+        return [torch.view_as_real(row) for row in (*rows, x / real, x / y)]
+
+    compiled = torch.compile(combined, backend=backend_name, fullgraph=True)
+    inputs = (x[:, None], x[None], parts.repeat(7))
+    for got, wanted in zip(compiled(*inputs), combined(*inputs), strict=True):
+        torch.testing.assert_close(got, wanted, equal_nan=True)
+
+
 def test_rounded_quotients_beyond_the_largest_number(backend_name: str) -> None:
     x = torch.tensor([2.0, -2.0, 1e30, -1e30, 1e38, 3.0]).repeat(8)
     y = torch.tensor([2.9e-39, -2.9e-39, 1e-20, -3e-9, 1e-3, torch.inf]).repeat_interleave(8)

@@ -63,10 +63,12 @@ class Emitter:
     def parts(self, x: Any) -> tuple[Any, Any]:
         """The real and the imaginary part of a tensor or number; 0 is a real one's second."""
         if is_complex(x):
-            pair = self.pair(x)
-            real, imaginary = (self.emit(aten.select.int, pair, -1, k) for k in (0, 1))
-            return real, imaginary
+            return self.parts_of_pair(self.pair(x))
         return (x, 0.0) if isinstance(x, fx.Node) else (complex(x).real, complex(x).imag)
+
+    def parts_of_pair(self, pair: fx.Node) -> tuple[fx.Node, fx.Node]:
+        real, imaginary = (self.emit(aten.select.int, pair, -1, k) for k in (0, 1))
+        return real, imaginary
 
     def product(self, x: Any, y: Any) -> Any:
         """The product of two parts, either of which may be a number."""
@@ -113,17 +115,21 @@ def multiply(g: Emitter, node: fx.Node, x: Any, y: Any) -> fx.Node:
     """A real factor has an imaginary part, too: eager multiplies infinities by its 0."""
     if not isinstance(x, fx.Node):
         x, y = y, x
-    (a, b), (c, d) = g.parts(x), g.parts(y)
+    return _product(g, *g.parts(x), *g.parts(y))
+
+
+def _product(g: Emitter, a: Any, b: Any, c: Any, d: Any) -> fx.Node:
+    """(a + bi) * (c + di), of which numbers may be parts."""
     ac, bd, ad, bc = (g.product(*of) for of in ((a, c), (b, d), (a, d), (b, c)))
     return g.joined(g.emit(aten.sub.Tensor, ac, bd), g.emit(aten.add.Tensor, ad, bc))
 
 
 @rule(aten.div.Tensor)
 def divide(g: Emitter, node: fx.Node, x: fx.Node, y: Any) -> fx.Node:
-    """By a complex divisor as eager divides (Smith's algorithm), or by a real one."""
+    """By a tensor as eager divides (Smith's algorithm), or by a number."""
     a, b = g.parts(x)
-    if is_complex(y):
-        return _quotient(g, a, b, *g.parts(y))
+    if isinstance(value_of(y), torch.Tensor):
+        return _quotient(g, a, b, *g.parts_of_pair(_pair_of(g, node, y)))
     real = g.emit(aten.add.Tensor, a, g.product(b, 0.0))
     imaginary = g.emit(aten.sub.Tensor, b, g.product(a, 0.0))
     return g.joined(g.emit(aten.div.Tensor, real, y), g.emit(aten.div.Tensor, imaginary, y))
@@ -136,9 +142,12 @@ def _quotient(g: Emitter, a: Any, b: Any, c: fx.Node, d: fx.Node) -> fx.Node:
     zero = g.emit(aten.eq.Scalar, larger, 0)
     larger = g.emit(aten.where.self, zero, g.emit(aten.abs.default, larger), larger)
     ratio = g.emit(aten.div.Tensor, smaller, larger)
-    ratio = g.emit(aten.where.self, zero, g.emit(aten.zeros_like.default, ratio), ratio)
+    zeros = g.emit(aten.zeros_like.default, ratio)
+    ratio = g.emit(aten.where.self, zero, zeros, ratio)
     total = g.emit(aten.add.Tensor, larger, g.product(smaller, ratio))
-    scaled_a, scaled_b = g.product(a, ratio), g.product(b, ratio)
+    scaled_a, scaled_b = (
+        g.emit(aten.where.self, zero, zeros, g.product(part, ratio)) for part in (a, b)
+    )
     real = g.emit(
         aten.where.self, first, g.emit(aten.add.Tensor, scaled_b, a),
         g.emit(aten.add.Tensor, scaled_a, b),
@@ -164,7 +173,9 @@ def convert(g: Emitter, node: fx.Node, x: fx.Node, **kwargs: Any) -> fx.Node:
 
 @rule(aten.add.Tensor, aten.sub.Tensor)
 def add(g: Emitter, node: fx.Node, x: fx.Node, y: Any, alpha: Any = 1) -> fx.Node:
-    return g.emit(node.target, _pair_of(g, node, x), _pair_of(g, node, y), alpha=alpha)
+    """The factor has an imaginary part as in `multiply`, even where it is 1."""
+    scaled = _product(g, *g.parts_of_pair(_pair_of(g, node, y)), alpha, 0.0)
+    return g.emit(node.target, _pair_of(g, node, x), scaled)
 
 
 def _pair_of(g: Emitter, node: fx.Node, x: Any) -> fx.Node:
