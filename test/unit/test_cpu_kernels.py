@@ -1025,3 +1025,15 @@ def test_deviations_whose_squares_leave_float32(
     for value, exact in zip(compiled(deviations)(x), wanted, strict=True):
         bound = torch.finfo(dtype).eps * exact.abs().max().item()
         assert worst(value, exact) <= bound
+
+
+def test_a_column_is_replaced_without_a_condition_on_each_element() -> None:
+    x, y = torch.randn(8, 96), torch.randn(8)
+    assert "?" not in text_of(lambda x, y: x.select_scatter(y, 1, 5), x, y)
+
+
+@pytest.mark.parametrize("shape", [(64, 96), (96, 64)])
+def test_a_diagonal_is_read_without_a_condition(shape: tuple[int, int]) -> None:
+    x, y = torch.randn(shape), torch.randn(64)
+    text = text_of(torch.diagonal_scatter, x, y)
+    assert text.count("?") == 1  # what selects between the two tensors

@@ -17,6 +17,7 @@ from dicp.loop.ir.index import (
     Index,
     Size,
     floordiv,
+    is_below,
     is_nonnegative,
     is_positive,
     mod,
@@ -373,12 +374,15 @@ def inside_bounds(place: Sequence[Index], shape: Sequence[Size]) -> ir.Expr | No
     return all_of(tests)
 
 
-def _replaced(lw: Lowering, x: Value, dim: int, inside: Any, source: Any) -> Value:
-    """x with the points where `inside(idx)` holds read from `source(idx)`."""
+def _replaced(lw: Lowering, x: Value, src: Value, inside: Any, place: Any) -> Value:
+    """x with the points where `inside(idx)` holds read from `src` at `place(idx)`."""
 
     def body(idx: tuple[Index, ...]) -> ir.Expr:
-        test = inside(idx)
-        return ir.apply("where", x.dtype, test, ir.masked(test, source(idx)), x.at(idx))
+        test, at = inside(idx), place(idx)
+        value = ir.cast(src.at(at), x.dtype)
+        if not all(map(is_below, at, src.shape)):
+            value = ir.masked(test, value)
+        return ir.apply("where", x.dtype, test, value, x.at(idx))
 
     return lw.pointwise(x.shape, x.dtype, body)
 
@@ -402,14 +406,7 @@ def select_scatter(lw: Lowering, x: Value, src: Value, dim: int, index: int) -> 
     dim = wrap(dim, x.ndim)
     at = from_start(lw, x.shape[dim], index)
     lw.require_equal(src.shape, [*x.shape[:dim], *x.shape[dim + 1 :]], UNLIKE_THE_SLICE)
-
-    def inside(idx: tuple[Index, ...]) -> ir.Expr:
-        here = ir.index_value(idx[dim])
-        return compare("eq", here, ir.index_value(Index(at)))
-
-    return _replaced(
-        lw, x, dim, inside, lambda idx: ir.cast(src.at([*idx[:dim], *idx[dim + 1 :]]), x.dtype)
-    )
+    return _slice_replaced(lw, x, lw.unsqueeze(src, dim), dim, at, 1)
 
 
 @view_rule(aten.slice_scatter)
@@ -419,7 +416,11 @@ def slice_scatter(
 ) -> Value:  # fmt: skip
     dim = wrap(dim, x.ndim)
     _require_slice(lw, x, src, dim, start, end, step)
-    first = slice_start(lw, x.shape[dim], start)
+    return _slice_replaced(lw, x, src, dim, slice_start(lw, x.shape[dim], start), step)
+
+
+def _slice_replaced(lw: Lowering, x: Value, src: Value, dim: int, first: Size, step: int) -> Value:
+    """x with its slice from `first` along `dim`, as long as `src`, read from that."""
     last = normal(first + (src.shape[dim] - 1) * step)
 
     def inside(idx: tuple[Index, ...]) -> ir.Expr:
@@ -431,12 +432,11 @@ def slice_scatter(
             test = both(test, compare("eq", phase, 0))
         return test
 
-    def source(idx: tuple[Index, ...]) -> ir.Expr:
-        place = list(idx)
-        place[dim] = floordiv(idx[dim] + normal(-1 * first), step)
-        return ir.cast(src.at(place), x.dtype)
+    def place(idx: tuple[Index, ...]) -> list[Index]:
+        at = floordiv(idx[dim] + normal(-1 * first), step)
+        return [*idx[:dim], ZERO if src.shape[dim] == 1 else at, *idx[dim + 1 :]]
 
-    return _replaced(lw, x, dim, inside, source)
+    return _replaced(lw, x, src, inside, place)
 
 
 @view_rule(aten.diagonal_scatter)
@@ -453,8 +453,9 @@ def diagonal_scatter(
         here = ir.index_value(idx[a] + offset)
         return compare("eq", here, ir.index_value(idx[b]))
 
-    def source(idx: tuple[Index, ...]) -> ir.Expr:
+    def place(idx: tuple[Index, ...]) -> list[Index]:
         rest = [i for k, i in enumerate(idx) if k not in (a, b)]
-        return ir.cast(src.at([*rest, idx[a] + min(offset, 0)]), x.dtype)
+        by_row, by_column = idx[a] + min(offset, 0), idx[b] + min(-offset, 0)
+        return [*rest, by_row if is_below(by_row, length) else by_column]
 
-    return _replaced(lw, x, a, inside, source)
+    return _replaced(lw, x, src, inside, place)
