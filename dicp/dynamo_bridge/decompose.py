@@ -28,6 +28,7 @@ from dicp.dynamo_bridge.memory_formats import (
 )
 from dicp.dynamo_bridge.own_decompositions import (
     LINSPACES,
+    MAX_POOLS,
     MEAN_GRADIENTS,
     NORM_WEIGHTS,
     NUMBER_OPERANDS,
@@ -40,6 +41,7 @@ from dicp.dynamo_bridge.own_decompositions import (
     multilabel_margin_loss,
     ndtr,
     no_dropout,
+    of_last_nan,
     spaced_in_float64,
     unless_empty,
     unless_of_one_row,
@@ -115,6 +117,7 @@ CORRECTIONS = (
     Correction(STRIDE_SOURCES, with_strides_of_input),
     Correction(NUMBER_OPERANDS, lambda op, rule: with_converted_number(rule)),
     Correction(LINSPACES, lambda op, rule: spaced_in_float64(rule)),
+    Correction(MAX_POOLS, of_last_nan),
     Correction({aten.affine_grid_generator.default}, lambda op, rule: unless_of_one_row(rule)),
     Correction(DOMAINS, lambda op, rule: InDomain(op, rule)),
 )

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -331,6 +331,26 @@ def unless_of_one_row(rule: Callable[..., Any]) -> Callable[..., Any]:
         return rule(theta, size, align_corners)
 
     return grid
+
+
+MAX_POOLS = {
+    aten.adaptive_max_pool2d.default: aten.max_pool2d_with_indices.default,
+    aten.adaptive_max_pool3d.default: aten.max_pool3d_with_indices.default,
+}
+"""Adaptive pooling, and pooling by windows of one size."""
+
+
+def of_last_nan(op: Any, rule: Callable[..., Any]) -> Callable[..., Any]:
+    """PyTorch's decomposition of adaptive maxima, which takes the first NaN of a whole image where
+    eager's pooling takes the last."""
+
+    def pool(input: Tensor, output_size: Sequence[Any]) -> Any:
+        found = rule(input, output_size)
+        if found is NotImplemented or any(size != 1 for size in output_size):
+            return found
+        return found[0], MAX_POOLS[op](input, input.shape[-len(output_size) :])[1]
+
+    return pool
 
 
 def no_dropout(input: Tensor, p: float, train: bool | None = True) -> Any:

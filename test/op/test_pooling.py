@@ -225,6 +225,15 @@ CASES = [
         (2, 3, 12, 13),
         fixed=(12, 13),
     ),
+    pool(
+        "max_of_whole_volumes",
+        lambda x: F.adaptive_max_pool3d(
+            x.round().masked_fill(x > 1, float("nan")), 1, return_indices=True
+        ),
+        (2, 3, 4, 5, 6),
+        fixed=(4, 5, 6),
+        layouts=("contiguous",),
+    ),
     pool("lp_pool2d", lambda x: F.lp_pool2d(x, 2, 3), T(X, 0.5, 2)),
     pool(
         "pool_channels_last_chain",
