@@ -24,7 +24,11 @@ from dicp.dynamo_bridge.executables import interpreted
 from dicp.dynamo_bridge.frame_stack import in_own_chunk
 from dicp.dynamo_bridge.gradient_layouts import GradientLayouts
 from dicp.dynamo_bridge.number_checks import NumberChecks
-from dicp.dynamo_bridge.passes.joint import copy_overwritten_inputs, save_compared_floats
+from dicp.dynamo_bridge.passes.joint import (
+    copy_overwritten_inputs,
+    correct_log_sum_exps,
+    save_compared_floats,
+)
 from dicp.dynamo_bridge.passes.redundancy import drop_copies, merge_equal_nodes
 from dicp.dynamo_bridge.provenance import mark_dynamo_nodes
 from dicp.dynamo_bridge.shared_memory import SharedMemory
@@ -213,6 +217,7 @@ def _partition(
     mark_dynamo_nodes(joint.graph)
     drop_copies(joint.graph)
     merge_equal_nodes(joint.graph)
+    correct_log_sum_exps(joint.graph)
     copy_overwritten_inputs(joint.graph, overwritten)
     save_compared_floats(joint.graph)
     compiler.joint_passes(joint)

@@ -19,6 +19,7 @@ from dicp import torch_private
 from dicp.cache import Cache
 from dicp.dynamo_bridge.aot import compile_graphs
 from dicp.dynamo_bridge.aot_graph import CompiledGraph, GraphCompiler, GraphInfo
+from dicp.dynamo_bridge.passes.joint import correct_log_sum_exps
 from dicp.dynamo_bridge.passes.redundancy import drop_copies, merge_equal_nodes
 from dicp.errors import CacheWarning
 
@@ -287,6 +288,18 @@ def test_merged_nodes_keep_their_sources() -> None:
     merge_equal_nodes(gm.graph)
     (sine,) = gm.graph.find_nodes(op="call_function", target=torch.ops.aten.sin.default)
     assert sine.meta["dicp_sources"] == ("aten.sin.default (sin)", "aten.sin.default (sin_1)")
+
+
+def test_log_sum_exps_of_attention_in_float64() -> None:
+    x = torch.randn(1, 2, 3, 4, dtype=torch.float64)
+    gm = _graph(lambda x: torch_private.ATTENTION_FORWARD(x, x, x), x)
+    (attention,) = gm.graph.find_nodes(op="call_function", target=torch_private.ATTENTION_FORWARD)
+    result, log_sum_exps = attention.users
+    wrong = log_sum_exps.meta["val"].float()  # as PyTorch 2.11 infers it
+    attention.meta["val"], log_sum_exps.meta["val"] = (result.meta["val"], wrong), wrong
+    correct_log_sum_exps(gm.graph)
+    assert attention.meta["val"][1].dtype is log_sum_exps.meta["val"].dtype is torch.float64
+    assert result.meta["val"].dtype is torch.float64
 
 
 def test_collection_is_on_again() -> None:

@@ -1,7 +1,8 @@
-"""What the partitioner must save when it splits a joint graph."""
+"""What the partitioner must save when it splits a joint graph, and in which dtype."""
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable
 
 import torch
@@ -9,7 +10,22 @@ from torch import fx
 
 from dicp.dynamo_bridge.analysis.aliases import alias_root
 from dicp.dynamo_bridge.analysis.values import value_of
-from dicp.torch_private import do_not_recompute
+from dicp.torch_private import ATTENTION_FORWARD, do_not_recompute
+
+
+def correct_log_sum_exps(graph: fx.Graph) -> None:
+    """Infer the log-sum-exps of attention in float64, which backward reads, as float64.
+
+    PyTorch 2.11 infers float32 for those of every dtype.
+    """
+    for attention in graph.find_nodes(op="call_function", target=ATTENTION_FORWARD):
+        result, log_sum_exps = attention.meta["val"]
+        if result.dtype is not torch.float64 or log_sum_exps.dtype is torch.float64:
+            continue
+        attention.meta["val"] = result, log_sum_exps.double()
+        for user in attention.users:
+            if user.target is operator.getitem and user.args[1] == 1:
+                user.meta["val"] = attention.meta["val"][1]
 
 
 def save_compared_floats(graph: fx.Graph) -> None:
