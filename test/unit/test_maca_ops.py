@@ -140,7 +140,7 @@ def test_a_fault_that_the_emulation_finds_names_kernel_operator_and_line(
 ) -> None:
     """Waves of a row do not wait for each other's sums."""
     texts = dict(header_texts())
-    stored = "room[d_thread() / D_WAVE] = x;\n"
+    stored = "shared[d_thread() / D_WAVE] = x;\n"
     waits = f"{stored}    d_barrier();\n"
     assert waits in texts["device.h"]
     texts["device.h"] = texts["device.h"].replace(waits, stored)
