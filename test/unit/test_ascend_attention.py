@@ -11,7 +11,7 @@ from ascend_recorder import record
 from ascend_simulated import check
 from torch import Tensor
 
-from dicp.errors import PrototypeError
+from dicp.errors import PrototypeError, SemanticsError
 from dicp.rules import NoRule
 from dicp.vendor.ascend.rules.core import Ge
 from dicp.vendor.ascend.semantics import SEMANTICS
@@ -215,7 +215,7 @@ def test_violations_of_the_prototypes() -> None:
     with pytest.raises(NoRule, match="does not take float32"):
         wide = leaf(g, 1, 2, 4, 16, dtype=torch.float32)
         g.op("PromptFlashAttention", wide, wide, wide, num_heads=2)
-    with pytest.raises(AssertionError, match="the mask has the sizes of the scores"):
+    with pytest.raises(SemanticsError, match="the mask has the sizes of the scores"):
         none = (None, None, None)
         g.op("FlashAttentionScore", q, q, q, *none, leaf(g, 4, 1, dtype=torch.bool), **attrs)
 
