@@ -4,10 +4,11 @@ are not eager's, and results of other functions that are not what they must be."
 from __future__ import annotations
 
 import inspect
-import os
+import sys
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
 from types import FrameType, FunctionType
 from typing import Any, NoReturn, TypeVar
 
@@ -192,16 +193,22 @@ def _own_calls(target: Any, error: Exception) -> Iterator[tuple[str, str]]:
     module, each with its line."""
     module = type(target).__module__
     inside, _, _ = module.rpartition(".") if module.startswith("dicp.") else module.partition(".")
-    folder = os.path.dirname(inspect.getfile(type(target)))
     for frame, line in traceback.walk_tb(error.__traceback__):
         file = frame.f_code.co_filename
-        is_skeleton = file.endswith(".jinja") and file.startswith(folder)
-        if is_skeleton or f"{frame.f_globals.get('__name__')}.".startswith(f"{inside}."):
+        own = f"{frame.f_globals.get('__name__')}.".startswith(f"{inside}.")
+        if own or _is_skeleton(file, module):
             yield frame.f_code.co_name, f"{file}:{line}"
     name = str(error).partition("(")[0].rpartition(".")[2]
     hook = getattr(type(target), name, None) if isinstance(error, TypeError) else None
     if isinstance(hook, FunctionType) and f"{hook.__module__}.".startswith(f"{inside}."):
         yield name, f"{hook.__code__.co_filename}:{hook.__code__.co_firstlineno}"
+
+
+def _is_skeleton(file: str, module: str) -> bool:
+    """Whether a file is a skeleton beside the source of a module; a notebook has no source."""
+    source = getattr(sys.modules.get(module), "__file__", None)
+    beside = source is not None and Path(file).is_relative_to(Path(source).parent)
+    return beside and file.endswith(".jinja")
 
 
 def naming_operators(target: Any, origins: Sequence[Origin]) -> AbstractContextManager[None]:

@@ -312,6 +312,17 @@ def test_what_a_hook_raises_names_target_hook_and_line(
             assert torch.equal(found, torch.relu(x)), hook
 
 
+def test_a_hook_of_a_module_without_a_file_is_named(
+    target: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As that of a notebook."""
+    text = "def lower(self, *args, **kwargs):\n    return {}['no such key']\n"
+    break_hook(target, "lower", text, monkeypatch)
+    monkeypatch.delattr(importlib.import_module(type(target).__module__), "__file__")
+    with pytest.raises(Exception, match="lower raises KeyError: 'no such key'"):
+        compiled(target, torch.relu)(torch.randn(2, 3))
+
+
 @pytest.mark.parametrize(
     ("right", "wrong", "problem"),
     [

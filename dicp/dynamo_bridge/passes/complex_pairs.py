@@ -174,7 +174,7 @@ def convert(g: Emitter, node: fx.Node, x: fx.Node, **kwargs: Any) -> fx.Node:
 @rule(aten.add.Tensor, aten.sub.Tensor)
 def add(g: Emitter, node: fx.Node, x: fx.Node, y: Any, alpha: Any = 1) -> fx.Node:
     """The factor has an imaginary part as in `multiply`, even where it is 1."""
-    scaled = _product(g, *g.parts_of_pair(_pair_of(g, node, y)), alpha, 0.0)
+    scaled = _product(g, *g.parts_of_pair(_pair_of(g, node, y)), *g.parts(alpha))
     return g.emit(node.target, _pair_of(g, node, x), scaled)
 
 
