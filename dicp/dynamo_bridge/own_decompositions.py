@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -42,12 +43,26 @@ def as_strided_scatter(
 ) -> Any:
     """Eager's operator, on a copy of `x` where elements of `x` share memory, as in eager.
 
-    PyTorch's own decomposition keeps their strides, and takes a missing offset for 0.
+    PyTorch's own decomposition keeps their strides, and takes a missing offset for 0. A contiguous
+    part that covers all of `x` is `source` itself, as in the gradient of a global average pool.
     """
+    if _covers(x, size, stride, storage_offset):
+        return source.clone(memory_format=torch.contiguous_format).view(x.shape)
     shared = any(each == 0 and n != 1 for n, each in zip(x.shape, x.stride(), strict=True))
     if not shared or x.numel() == 0:
         return NotImplemented
     return aten.as_strided_scatter.default(x.clone(), source, size, stride, storage_offset)
+
+
+def _covers(x: Tensor, size: Any, stride: Any, storage_offset: Any) -> bool:
+    """Whether it is known that this part of `x` is all of it, in its order, and contiguous."""
+    steps = itertools.accumulate(reversed(size), operator.mul, initial=1)
+    pairs = [
+        (math.prod(size), x.numel()),
+        (x.storage_offset() if storage_offset is None else storage_offset, x.storage_offset()),
+        *zip(reversed(stride), steps, strict=False),  # the last step is the number of elements
+    ]
+    return all(torch_private.statically_known_true(a == b) for a, b in pairs) and x.is_contiguous()
 
 
 def _scatter_of(view: OpOverload) -> Callable[..., Any]:

@@ -184,6 +184,16 @@ FOUND: dict[str, tuple[Callable[..., Any], tuple[torch.Tensor, ...]]] = {
         ),
         (torch.arange(8.0), torch.tensor([-1.0, -2.0])),
     ),
+    "scatter_into_a_part_that_is_all": (
+        lambda x, y: (
+            torch.as_strided_scatter(x * 2, y.t(), (2, 3), (3, 1)),
+            torch.as_strided_scatter(x * 2, y.t(), (2, 3), (3, 1), 0),
+            torch.as_strided_scatter(x * 2, y, (3, 2), (1, 3)),
+            torch.as_strided_scatter((x * 2)[1:], y[:, 0], (3,), (1,)),
+            torch.as_strided_scatter(x * 2, y[:2, :1].t(), (1, 2), (2, 1)),
+        ),
+        (torch.arange(6.0).view(2, 3), -torch.arange(6.0).view(3, 2)),
+    ),
     "scatter_into_nothing_that_is_expanded": (
         lambda x: _written_through_a_window(x.expand(2, 0)),
         (torch.zeros(1, 0),),

@@ -68,6 +68,8 @@ SPECIAL = torch.tensor([[0.0, -0.0, 1.5], [math.nan, math.inf, -math.inf]])
         lambda x: aten.view.default(x, x.shape) + 2,
         lambda x: aten.slice.Tensor(x, 0, 0, 9223372036854775807) + 2,
         lambda x: aten.permute.default(x, [0, 1]) + 2,
+        lambda x: aten.as_strided.default(x + 2, x.shape, (x.shape[1], 1)),
+        lambda x: aten.copy.default(torch.empty_like(x), x) + 2,
         lambda x: x.t().t() + 2,
         lambda x: x.transpose(0, 1).permute(1, 0) + 2,
         lambda x: aten.cat.default([x]) + 2,
@@ -92,6 +94,10 @@ def test_does_nothing(fn: Any, symbolic: bool) -> None:
         lambda x: aten.slice.Tensor(x, 1, 0, 9223372036854775807, 2) * 2,
         lambda x: aten.slice.Tensor(x, 1, 0, -1) * 2,
         lambda x: x.t().clone(memory_format=torch.contiguous_format) * 2,
+        lambda x: aten.as_strided.default(x, (2, 3), (3, 1), 0) * 2,  # of an input: its offset
+        lambda x: aten.as_strided.default(x * 2, (3, 2), (1, 3)) + 1,
+        lambda x: aten.as_strided.default((x * 2)[1:], (1, 3), (3, 1), 0) + 1,
+        lambda x: aten.copy.default(torch.empty(2, 2, 3), x) * 2,
         lambda x: torch.bernoulli(torch.ones(2)) + torch.bernoulli(torch.ones(2)),
     ],
 )

@@ -202,3 +202,15 @@ def test_parts_that_depend_on_data_are_named(options: dict[str, str]) -> None:
     assert isinstance(error, UnsupportedOperatorError) and error.op == "aten.nonzero.default"
     assert "known only at run time (as do aten.add.Tensor (" in str(error)
     assert str(error).count("test_operator_choice.py:") == 2
+
+
+def test_gradient_of_a_global_pool_of_channels_last_images_is_compiled() -> None:
+    """Its gradient writes to all of a tensor of zeros through `as_strided`."""
+    x = torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last).requires_grad_()
+
+    def fn(x: Tensor) -> Tensor:
+        return F.adaptive_avg_pool2d(x, 1).flatten(1).square()
+
+    compiled = torch.compile(fn, backend="cpugraph", options={"fallback": "error"})
+    gradients = [torch.autograd.grad(f(x).sum(), x)[0] for f in (fn, compiled)]
+    torch.testing.assert_close(*gradients)

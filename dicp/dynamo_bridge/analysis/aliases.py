@@ -100,7 +100,7 @@ class Aliases:
         root = alias_root(source)
         if root in self._written:
             return False
-        if self._read_by_offset and _offset(copy) != _offset(source):
+        if self._read_by_offset and storage_offset(copy) != storage_offset(source):
             return False
         is_seen = root in self._escaping or is_input(root)
         if self._separate:
@@ -119,7 +119,7 @@ class Aliases:
             self._escaping |= _chains([new])
 
 
-def _offset(node: fx.Node) -> Any:
+def storage_offset(node: fx.Node) -> Any:
     """Where in its storage a tensor begins, which `as_strided` counts from."""
     value = node.meta.get("val")
     return expression_of(value.storage_offset()) if isinstance(value, torch.Tensor) else None

@@ -15,7 +15,7 @@ import torch
 from torch import fx
 
 from dicp.dtypes import Number, converted, holds_all
-from dicp.dynamo_bridge.analysis.aliases import Aliases
+from dicp.dynamo_bridge.analysis.aliases import Aliases, alias_root, is_input, storage_offset
 from dicp.dynamo_bridge.analysis.constants import cast_source, permutation_of, uniform_value
 from dicp.dynamo_bridge.analysis.values import difference, is_contiguous, shape_of, value_of
 from dicp.dynamo_bridge.passes.base import Pass, PassContext
@@ -162,6 +162,16 @@ def _view(c: _Canonicalizer, node: fx.Node) -> Rewrite:
     return c.same_value(node, aten.view.default, (inner, node.args[1]))
 
 
+def _as_strided(c: _Canonicalizer, node: fx.Node) -> Rewrite:
+    # as_strided(x, s, row-major strides) = view(x, s) for all of a row-major x
+    source, size = node.args[:2]
+    if not isinstance(source, fx.Node) or is_input(alias_root(source)):
+        return None  # where an input begins in its storage is known at run time only
+    if not is_contiguous(source.meta["val"]) or storage_offset(node) != storage_offset(source):
+        return None
+    return c.as_source(node, source) or c.emit(node, aten.view.default, (source, size))
+
+
 def _permute(c: _Canonicalizer, node: fx.Node) -> Rewrite:
     # permute(permute(x, p), q) = permute(x, p[q]);  permute(x, identity) = x
     order = permutation_of(node)
@@ -211,6 +221,11 @@ def _clone(c: _Canonicalizer, node: fx.Node) -> Rewrite:
 
 def _detach_copy(c: _Canonicalizer, node: fx.Node) -> Rewrite:
     return c._infer.copy(node, node.args[0], torch.contiguous_format, (node,))
+
+
+def _copy(c: _Canonicalizer, node: fx.Node) -> Rewrite:
+    # copy(like, x) = x, where x has like's dtype and layout
+    return c.as_copied(node, node.args[1])
 
 
 def _cat(c: _Canonicalizer, node: fx.Node) -> Rewrite:
@@ -355,6 +370,7 @@ RULES: dict[Any, Rule] = {
     aten._unsafe_view.default: _view,
     aten.reshape.default: _noop_view,
     aten.contiguous.default: _noop_view,
+    aten.as_strided.default: _as_strided,
     aten.expand.default: _expand,
     aten.permute.default: _permute,
     aten.transpose.int: _permute,
@@ -366,6 +382,7 @@ RULES: dict[Any, Rule] = {
     aten.unsqueeze.default: _squeeze,
     aten.clone.default: _clone,
     aten.detach_copy.default: _detach_copy,
+    aten.copy.default: _copy,
     aten.cat.default: _cat,
     aten.constant_pad_nd.default: _pad,
     aten._to_copy.default: _cast,
