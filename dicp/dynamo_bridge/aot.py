@@ -20,6 +20,7 @@ from torch import fx
 from dicp import torch_private
 from dicp.dynamo_bridge.aot_graph import CompiledGraph, GraphCompiler, GraphInfo, Kind, unmarked
 from dicp.dynamo_bridge.aot_results import Slot, find_result, store_result
+from dicp.dynamo_bridge.attention.flex import expose_flex_attention
 from dicp.dynamo_bridge.executables import interpreted
 from dicp.dynamo_bridge.frame_stack import in_own_chunk
 from dicp.dynamo_bridge.gradient_layouts import GradientLayouts
@@ -97,6 +98,7 @@ def _compile_in_stages(
         run, writes = slot.loaded, slot.writes
         if run is None:
             compiler.before_capture()
+            expose_flex_attention(torch_private.graph_module_of(gm))
             stack.enter_context(torch_private.disable_compiled_autograd())
             state = torch_private.create_aot_state(
                 stack, function, fake_inputs, descriptions, aot_config, fake_mode, shape_env

@@ -32,6 +32,13 @@ _ORIGINAL: Final = "_dicp_original"
 grouped_mm = torch._grouped_mm
 
 
+def flex_attention_by_definition(*args: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """What the higher-order operator `flex_attention` computes in eager, by ordinary operators."""
+    from torch._higher_order_ops.flex_attention import math_attention  # Dynamo has imported it
+
+    return math_attention(*args)
+
+
 def schema_of(op: Any) -> Any:
     """The schema of an operator: name, arguments with types and alias annotations, returns.
 

@@ -113,6 +113,13 @@ def test_integers_drop_zero() -> None:
     assert tidy(lambda x: aten.add.Tensor(x, 0) * 3, torch.arange(4)) == {"aten.mul.Tensor": 1}
 
 
+def test_constants_of_one_number_are_numbers() -> None:
+    def fn(x: Tensor) -> Tensor:
+        return torch.where(x > 1, x, torch.tensor(-math.inf))
+
+    assert tidy(fn, SPECIAL) == {"aten.gt.Scalar": 1, "aten.full.default": 1, "aten.where.self": 1}
+
+
 @symbolic
 def test_equal_computations_are_merged(symbolic: bool) -> None:
     def fn(x: Tensor) -> Tensor:

@@ -29,6 +29,7 @@ from dicp.dynamo_bridge.analysis.values import same_sizes, sizes_of, value_of
 from dicp.dynamo_bridge.attention.forward import attention_on
 from dicp.dynamo_bridge.attention.mask_values import HUGE
 from dicp.dynamo_bridge.attention.replacement import (
+    are_widened,
     fill_of,
     fused,
     row_source,
@@ -146,13 +147,14 @@ def decomposed(
 
 def is_attention(match: Match, context: PassContext) -> bool:
     """3-d or 4-d operands of one supported dtype, equal head sizes, masks that fit the scores."""
-    values = [value_of(match[name]) for name in ("q", "kt", "v")]
+    nodes = [match[name] for name in ("q", "kt", "v")]
+    values = [value_of(node) for node in nodes]
     if not all(isinstance(value, torch.Tensor) for value in values):
         return False
     q, kt, v = values
-    if q.dtype not in _DTYPES:
+    if v.dtype not in _DTYPES or q.dtype != kt.dtype:
         return False
-    if len({value.dtype for value in values}) != 1:
+    if q.dtype != v.dtype and (context.kind == "joint" or not are_widened(*nodes)):
         return False
     if any(value.dim() not in (3, 4) for value in values):
         return False

@@ -22,7 +22,7 @@ from dicp.dynamo_bridge.attention.mask_values import (
     numbers_of,
 )
 from dicp.dynamo_bridge.fuse.engine import Rewriter
-from dicp.dynamo_bridge.fuse.terms import Match, copy_source, reshape_source
+from dicp.dynamo_bridge.fuse.terms import Match, copy_source, reshape_source, widened_source
 from dicp.torch_private import expression_of
 
 aten = torch.ops.aten
@@ -88,7 +88,8 @@ def operands(
 
     `grouped`: take keys and values before they were repeated for grouped heads.
     """
-    k = _transposed(rw, kt)
+    dtype = value_of(v).dtype
+    q, k = _narrow(q, dtype), _narrow(_transposed(rw, _narrow(kt, dtype)), dtype)
     groups, root = [ungrouped(k), ungrouped(v)], sizes_of(rw.root) or ()
     if grouped and len(root) == 4 and all((sizes_of(x) or ())[:1] == root[:1] for x in groups):
         k, v = (x for x in groups if x is not None)
@@ -98,6 +99,20 @@ def operands(
         return None
     q = _batched(rw, q)
     return None if _marks_hidden_rows(rw, q, k, v) is False else (q, k, v)
+
+
+def are_widened(q: fx.Node, kt: fx.Node, v: fx.Node) -> bool:
+    """Whether queries and keys are 16-bit floats of the values' dtype, converted to float32: fused
+    operators sum their products, which are exact, in float32 themselves."""
+    dtype = value_of(v).dtype
+    keys = kt if permutation_of(kt) is None else kt.args[0]
+    return all(value_of(_narrow(x, dtype)).dtype == dtype for x in (q, keys))
+
+
+def _narrow(node: Any, dtype: torch.dtype) -> Any:
+    """What `node` converts from this 16-bit dtype to float32, or else `node`."""
+    source = widened_source(node)
+    return node if source is None or value_of(source).dtype != dtype else source
 
 
 def _marks_hidden_rows(rw: Rewriter, q: fx.Node, k: fx.Node, v: fx.Node) -> bool | None:
@@ -275,9 +290,17 @@ def _as_bias(rw: Rewriter, q: fx.Node) -> fx.Node | None:
     return rw(aten.where.self, inverted_mask, low, zero)
 
 
-def _boolean_masks(rw: Rewriter) -> tuple[Any, Any]:
-    """The mask that is true for visible scores, and that which is true for hidden ones."""
-    return rw.match.bound.get("mask"), rw.match.bound.get("inverted_mask")
+def _boolean_masks(rw: Rewriter) -> tuple[Any, ...]:
+    """The mask that is true for visible scores, and that which is true for hidden ones; both before
+    they were expanded to all heads, which need not be read or computed."""
+    masks = [rw.match.bound.get("mask"), rw.match.bound.get("inverted_mask")]
+    return tuple(map(_unexpanded, masks))
+
+
+def _unexpanded(mask: fx.Node | None) -> fx.Node | None:
+    while mask is not None and mask.target is aten.expand.default:
+        mask = mask.args[0]  # type: ignore[assignment]
+    return mask
 
 
 def _visible(rw: Rewriter) -> fx.Node:

@@ -22,7 +22,7 @@ from dicp.dynamo_bridge.passes.base import Pass, PassContext
 from dicp.dynamo_bridge.passes.redundancy import EqualNodes, remove_dead
 from dicp.dynamo_bridge.provenance import absorb, inherit
 from dicp.effects import is_pure
-from dicp.torch_private import expression_of
+from dicp.torch_private import disable_current_modes, expression_of
 
 aten = torch.ops.aten
 prims = torch.ops.prims
@@ -219,6 +219,18 @@ def _clone(c: _Canonicalizer, node: fx.Node) -> Rewrite:
     return c.as_copied(node, node.args[0])
 
 
+def _lift_fresh_copy(c: _Canonicalizer, node: fx.Node) -> Rewrite:
+    # A copy of a constant of one number, such as `torch.tensor(-math.inf)`, is full([], number).
+    source, value = node.args[0], node.meta["val"]
+    if source.op != "get_attr" or value.dim() or value.dtype.is_complex:
+        return _clone(c, node)
+    with disable_current_modes():
+        number = getattr(node.graph.owning_module, source.target).item()
+    kwargs = {"dtype": value.dtype, "layout": value.layout, "device": value.device,
+              "pin_memory": False}  # fmt: skip
+    return c._infer.emit(node, aten.full.default, ([], number), kwargs, (node,))
+
+
 def _detach_copy(c: _Canonicalizer, node: fx.Node) -> Rewrite:
     return c._infer.copy(node, node.args[0], torch.contiguous_format, (node,))
 
@@ -364,7 +376,7 @@ RULES: dict[Any, Rule] = {
     aten.alias.default: _noop_view,
     aten.detach.default: _noop_view,
     aten.lift_fresh.default: _noop_view,
-    aten.lift_fresh_copy.default: _clone,
+    aten.lift_fresh_copy.default: _lift_fresh_copy,
     aten.slice.Tensor: _noop_view,
     aten.view.default: _view,
     aten._unsafe_view.default: _view,

@@ -49,6 +49,30 @@ template <class T> struct d_head_tensor {
   }
 };
 
+// The position of the first byte that is not 0, or `n`.
+d_inline int64_t d_leading_zeros(const uint8_t* x, int64_t n) {
+  int64_t j = 0;
+  for (uint64_t word; j + 8 <= n; j += 8) {
+    __builtin_memcpy(&word, x + j, 8);
+    if (word) break;
+  }
+  while (j < n && !x[j]) ++j;
+  return j;
+}
+// The position after the last byte that is not 0 and not before `from`, or `from`.
+d_inline int64_t d_without_trailing_zeros(const uint8_t* x, int64_t from, int64_t n) {
+  for (uint64_t word; n - 8 >= from; n -= 8) {
+    __builtin_memcpy(&word, x + n - 8, 8);
+    if (word) break;
+  }
+  while (n > from && !x[n - 1]) --n;
+  return n;
+}
+
+struct d_key_range {
+  int64_t first, end;
+};
+
 // The sizes in the order of the arguments, then the steps of every tensor.
 template <class T> struct d_attention {
   int64_t batches, heads, groups, rows, keys, depth, width, causal;
@@ -57,6 +81,7 @@ template <class T> struct d_attention {
   const void* mask;
   int64_t mask_values;  // a d_mask_values; the narrow ones are of type T
   bool skips_hidden_keys = true;    // whether keys after the last query of a block are left out
+  bool skips_masked_keys = false;   // whether those are that the mask hides from all of its queries
   int64_t mask_batch, mask_head, mask_row, mask_key;
   const int64_t* rest;
 
@@ -99,6 +124,24 @@ template <class T> struct d_attention {
   int64_t padded_width() const { return d_round_up(width, d_panel); }
   // Number of keys that are visible to rows before `end`.
   int64_t visible_end(int64_t end) const { return causal && skips_hidden_keys ? d_min(end, keys) : keys; }
+  // Booleans give hidden keys the weight 0, with which finite values change nothing. Few queries see
+  // most keys, so that the values are not worth a look.
+  void choose_masked_keys(int64_t few) {
+    skips_masked_keys = mask && mask_values == d_mask_bool && mask_key == 1 && rows > few &&
+                        v.is_moderate(batches, heads / groups, keys, width);
+  }
+  // The keys that some of these rows see, from the beginning of a panel.
+  d_key_range visible_keys(int64_t b, int64_t h, int64_t first, int64_t count) const {
+    const int64_t all = visible_end(first + count);
+    if (!skips_masked_keys) return {0, all};
+    int64_t lower = all, upper = 0;
+    for (int64_t i = first; i < first + count; ++i) {
+      const uint8_t* visible = (const uint8_t*)mask + mask_at(b, h, i, 0);
+      lower = d_leading_zeros(visible, lower);
+      upper = d_without_trailing_zeros(visible, upper, all);
+    }
+    return {lower / d_whole_tiles<d_packed<T>> * d_whole_tiles<d_packed<T>>, upper};
+  }
   // Scales the scores of one row and adds its mask, in place.
   template <class M> void add(const M* m, float* score, int64_t n) const {
     if (mask_key == 1) {
@@ -224,8 +267,8 @@ static void d_attention_rows(const d_attention<T>& a, const d_packed<T>* keys, c
   float row_max[block], row_sum[block];
   d_pack_rows(a.q.at(b, h) + first * a.q.row, a.q.row, 1, count, a.depth, queries, d_query_step);
   for (int64_t i = 0; i < block; ++i) row_max[i] = -d_inff, row_sum[i] = 0;
-  const int64_t end = a.visible_end(first + count);
-  for (int64_t from = 0; from < end; from += d_key_block) {
+  const auto [start, end] = a.visible_keys(b, h, first, count);
+  for (int64_t from = start; from < end; from += d_key_block) {
     const int64_t n = d_min(end - from, d_key_block), padded = d_round_up(n, d_panel);
     d_multiply_tiles<d_query_step, 1>(tiles, padded, depth, queries, keys + from * depth, depth * d_panel,
                              d_panel, scores, d_key_block, false);
@@ -240,12 +283,12 @@ static void d_attention_rows(const d_attention<T>& a, const d_packed<T>* keys, c
       row_sum[i] = row_sum[i] * rescale + d_exp_and_sum(score, visible_keys, factor, base);
       d_clear(score, visible_keys, padded);
       d_pack_row_in_place(score, padded, (packed*)score);
-      if (from && rescale != 1.0f) d_scale_row(result + i * width, width, rescale);
+      if (from != start && rescale != 1.0f) d_scale_row(result + i * width, width, rescale);
       row_max[i] = new_max;
     }
     d_multiply_tiles<d_key_block, 1>(tiles, width, d_packed_depth<T>(n), (const packed*)scores,
                        values + from / d_pack_factor<packed> * d_panel, d_packed_depth<T>(a.keys) * d_panel,
-                       d_panel, result, width, from != 0);
+                       d_panel, result, width, from != start);
   }
   for (int64_t i = 0; i < count; ++i) {
     const float factor = row_sum[i] == 0 ? 0 : 1 / row_sum[i];
@@ -301,6 +344,7 @@ static void d_attention_forward(void** args, const int64_t* sizes, bool masked) 
   typedef d_packed<T> packed;
   d_attention<T> a(args, sizes, masked);
   if (a.causal && a.mask) a.choose_mask(a.is_moderate());
+  a.choose_masked_keys(d_tile_shape<packed>::block_rows);
   auto out = a.template next<T>(args[3 + masked]);
   auto sums = a.template next<float>(args[4 + masked]);
   if (a.rows == 1 && !a.causal) {  // heads that share keys become the rows of one head
