@@ -105,13 +105,13 @@ class ToolVariableError(DicpError, ValueError):
 class OverflowFoundError(DicpError, ArithmeticError):
     """`overflow_check` met a value that is infinite or not a number (raise_on_bad=True)."""
 
-    def __init__(self, operator: str, tensor: str, user_line: str) -> None:
+    def __init__(self, operator: str, tensor: str, counted: str, user_line: str) -> None:
         self.operator = operator
         self.tensor = tensor
         self.user_line = user_line
         super().__init__(
-            f"{operator}: {tensor} holds inf or nan.{at(user_line)} Look at the operator's inputs "
-            "in the table above; raise_on_bad=False only reports."
+            f"{operator}: {tensor} holds inf or nan: {counted}.{at(user_line)} Look at the "
+            "operator's inputs in the table above; raise_on_bad=False only reports."
         )
 
 

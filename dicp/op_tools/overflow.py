@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -25,7 +25,8 @@ class Statistics:
     """One tensor's values, computed in float64 over the finite ones."""
 
     name: str
-    bad: bool
+    counts: tuple[int, ...]
+    """How many values are inf, -inf and nan, and how many there are."""
     numbers: tuple[float, ...]
     """min, max, mean, std, norm1, norm2, norm_inf."""
 
@@ -37,11 +38,22 @@ class Statistics:
         if value.is_complex():
             value = torch.view_as_real(value.resolve_conj())
         if not value.numel():
-            return cls(name, False, (0.0,) * 7)
+            return cls(name, (0,) * 4, (0.0,) * 7)
         sums = _Sums()
         for part in dense_chunks(value):
             sums.add(part)
-        return cls(name, sums.bad, sums.numbers())
+        return cls(name, (*sums.bad, value.numel()), sums.numbers())
+
+    @property
+    def bad(self) -> bool:
+        return any(self.counts[:3])
+
+    @property
+    def counted(self) -> str:
+        """How many values are bad, such as `3 inf, 1 nan of 16 values`."""
+        kinds = zip(self.counts, ("inf", "-inf", "nan"), strict=False)
+        parts = ", ".join(f"{count} {kind}" for count, kind in kinds if count)
+        return f"{parts} of {self.counts[3]} values"
 
     def row(self) -> tuple[object, ...]:
         return (self.name, self.bad, *(f"{number:.9g}" for number in self.numbers))
@@ -51,7 +63,7 @@ class Statistics:
 class _Sums:
     """What the statistics of a tensor are made of, collected piece by piece in float64."""
 
-    bad: bool = False
+    bad: list[int] = field(default_factory=lambda: [0, 0, 0])
     count: int = 0
     low: float = math.inf
     high: float = -math.inf
@@ -64,7 +76,9 @@ class _Sums:
     def add(self, part: torch.Tensor) -> None:
         finite = part.isfinite()
         if not finite.all():
-            self.bad, part = True, part[finite]
+            for k, kind in enumerate((part == math.inf, part == -math.inf, part.isnan())):
+                self.bad[k] += int(kind.sum())
+            part = part[finite]
         count = part.numel()
         if not count:
             return
@@ -92,6 +106,7 @@ class Finding:
 
     operator: str
     tensor: str
+    counted: str
     id: CallId
     place: Place
     in_inputs: bool
@@ -148,13 +163,17 @@ class OpOverflowCheck(Feature):
             self.say(call.heading(*more))
             shown = [r for r in rows if r.bad] if self.only_bad else rows
             self.say(table(COLUMNS, [r.row() for r in shown]))
+            for r in shown:
+                if r.bad:
+                    self.say(f"{r.name}: {r.counted}")
         if bad is None:
             return
         carried = any(r.bad for r in inputs)
         with self._lock:
-            self.findings.append(Finding(call.name, bad.name, call.id, call.place, carried))
+            found = Finding(call.name, bad.name, bad.counted, call.id, call.place, carried)
+            self.findings.append(found)
         if self.raise_on_bad:
-            raise OverflowFoundError(call.name, bad.name, call.place.short)
+            raise OverflowFoundError(call.name, bad.name, bad.counted, call.place.short)
 
     @property
     def first(self) -> Finding | None:
@@ -167,7 +186,7 @@ class OpOverflowCheck(Feature):
         if first is None:
             logger().info("overflow_check: no inf or nan")
             return
-        where = heading(first.operator, first.id, first.place)
+        where = heading(first.operator, first.id, first.place, first.counted)
         logger().info(f"overflow_check: first inf or nan in {first.tensor}: {where}")
 
 

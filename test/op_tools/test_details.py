@@ -249,7 +249,7 @@ def test_inputs_that_an_operator_overwrites_are_written_back() -> None:
 def test_statistics_of_more_than_one_piece(monkeypatch: pytest.MonkeyPatch) -> None:
     """OT-22, OT-23"""
     x = torch.randn(1000, dtype=torch.float64) * 3 + 5
-    x[7], x[900] = float("inf"), float("nan")
+    x[7], x[600:602], x[900:903] = float("inf"), -float("inf"), float("nan")
     whole = Statistics.of("x", x)
     monkeypatch.setattr(verdict, "_CHUNK", 64)
     pieces = Statistics.of("x", x)
@@ -257,7 +257,8 @@ def test_statistics_of_more_than_one_piece(monkeypatch: pytest.MonkeyPatch) -> N
     wanted = (good.min(), good.max(), good.mean(), good.std(correction=0), good.abs().sum(),
               good.norm(), good.abs().max())  # fmt: skip
     for found in (whole, pieces):
-        assert found.bad and found.numbers == pytest.approx([float(w) for w in wanted])
+        assert found.bad and found.counted == "1 inf, 2 -inf, 3 nan of 1000 values"
+        assert found.numbers == pytest.approx([float(w) for w in wanted])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.complex64])

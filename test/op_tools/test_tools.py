@@ -421,8 +421,10 @@ def test_overflow_names_the_first_offender(capsys: pytest.CaptureFixture[str]) -
     text = capsys.readouterr().out
     assert "torch.tanh outputs" not in text and "norm_inf" in text
     assert "first inf or nan in torch.mul outputs: torch.mul " in text
+    assert "\ntorch.mul outputs: 3 inf of 3 values\n" in text
+    assert text.endswith("# too large    3 inf of 3 values\n")
     with (
-        pytest.raises(OverflowFoundError, match="torch.mul: torch.mul outputs holds inf or nan"),
+        pytest.raises(OverflowFoundError, match="torch.mul outputs holds inf or nan: 3 inf of 3 "),
         op_tools.OpOverflowCheck(raise_on_bad=True, quiet=True),
     ):
         torch.mul(x, x)

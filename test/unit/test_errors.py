@@ -224,9 +224,9 @@ CASES: list[tuple[DicpError, str]] = [
     ),
     (ToolVariableError("OP_X", "a,b", "two numbers"), "OP_X is 'a,b'; expected two numbers."),
     (
-        OverflowFoundError("torch.exp", "torch.exp outputs", "m.py:3"),
-        "torch.exp: torch.exp outputs holds inf or nan. At: m.py:3. Look at the operator's inputs "
-        "in the table above; raise_on_bad=False only reports.",
+        OverflowFoundError("torch.exp", "torch.exp outputs", "2 inf of 3 values", "m.py:3"),
+        "torch.exp: torch.exp outputs holds inf or nan: 2 inf of 3 values. At: m.py:3. Look at the "
+        "operator's inputs in the table above; raise_on_bad=False only reports.",
     ),
     (
         CaptureFormatError("a/input", "it is damaged"),
