@@ -36,7 +36,7 @@ def mixed(x: Tensor, y: Tensor) -> Any:
     picked = z[torch.tensor([2, 0])].select(1, -1).expand(3, 2)
     polar = torch.polar(x[..., 0].abs(), y[..., 1]) + 1j
     parts = [moved, polar, -picked, z.permute(1, 0), (x[..., 0] + z).sum(1)]
-    parts += [z @ w.t(), z / (w + 2)]
+    parts += [z @ w.t(), z / (w + 2), torch.rsub(3 - z, w), 2j - x[..., 0]]
     return (z * 2j).abs(), joined, *map(torch.view_as_real, parts)
 
 
@@ -96,6 +96,7 @@ VALUES: dict[str, tuple[Callable[..., Any], list[Tensor]]] = {
     "turned without dimensions": (lambda x: torch.complex(x, x).transpose(0, 0), [torch.randn(())]),
     "infinite times real": (lambda z, x: z * x, [INFINITE, torch.tensor(2.0)]),
     "infinite times number": (lambda z: z * 2.0, [INFINITE]),
+    "numbers less infinite": (lambda z: (3 - z, 2j - z, torch.rsub(z, 1.5, alpha=2)), [INFINITE]),
     "infinite by real": (lambda z, x: z / x, [INFINITE, torch.tensor([1.0, 2.0, -4.0])]),
     "quotient": (
         lambda z, w: (z / w, w / (z + 1), 2.0 / w),

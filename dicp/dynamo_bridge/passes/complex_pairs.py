@@ -172,10 +172,16 @@ def convert(g: Emitter, node: fx.Node, x: fx.Node, **kwargs: Any) -> fx.Node:
 
 
 @rule(aten.add.Tensor, aten.sub.Tensor)
-def add(g: Emitter, node: fx.Node, x: fx.Node, y: Any, alpha: Any = 1) -> fx.Node:
+def add(g: Emitter, node: fx.Node, x: Any, y: Any, alpha: Any = 1) -> fx.Node:
     """The factor has an imaginary part as in `multiply`, even where it is 1."""
     scaled = _product(g, *g.parts_of_pair(_pair_of(g, node, y)), *g.parts(alpha))
-    return g.emit(node.target, _pair_of(g, node, x), scaled)
+    op = aten.add.Tensor if node.target is aten.add.Tensor else aten.sub.Tensor
+    return g.emit(op, _pair_of(g, node, x), scaled)
+
+
+@rule(aten.rsub.Scalar, aten.rsub.Tensor)
+def subtract_from(g: Emitter, node: fx.Node, x: fx.Node, y: Any, alpha: Any = 1) -> fx.Node:
+    return add(g, node, y, x, alpha)
 
 
 def _pair_of(g: Emitter, node: fx.Node, x: Any) -> fx.Node:
