@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from dicp.errors.base import DicpError
-from dicp.errors.text import at, did_you_mean, indented, nearest, sentence
+from dicp.errors.text import at, did_you_mean, indented, nearest, sentence, shortened
 
 __all__ = [
     "CaptureFormatError", "ConformanceConfigError", "OperatorNameError", "OverflowFoundError",
-    "ReportOutputError", "ReportScriptError", "ReportSourceError", "ResultsFileError",
-    "TestFileError", "ToolVariableError", "UnknownFeatureError",
+    "RecordingMismatchError", "ReportOutputError", "ReportScriptError", "ReportSourceError",
+    "ResultsFileError", "TestFileError", "ToolVariableError", "UnknownFeatureError",
 ]  # fmt: skip
 
 
@@ -124,6 +124,20 @@ class CaptureFormatError(DicpError, ValueError):
         super().__init__(
             f"capture {str(path)!r} cannot be read: {sentence(reason)} Capture again with "
             f"dicp.op_tools.{by}."
+        )
+
+
+class RecordingMismatchError(DicpError, ValueError):
+    """A model or optimizer that is another than the one that `one_iter.record` saw."""
+
+    def __init__(self, folder: Path | str, differences: Sequence[str]) -> None:
+        self.folder = Path(folder)
+        self.differences = tuple(differences)
+        super().__init__(
+            f"the recording {str(folder)!r} is of another model or optimizer than the one given:\n"
+            + "\n".join(f"  {line}" for line in shortened(differences))
+            + "\nGive one_iter.compare those that were recorded, with the same settings, or record "
+            "these with dicp.op_tools.one_iter.record."
         )
 
 

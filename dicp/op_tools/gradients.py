@@ -16,6 +16,7 @@ import torch
 
 from dicp.op_tools import trees
 from dicp.op_tools.frame import FRAME
+from dicp.torch_private import at_end_of_backward
 
 MAX_NODES = 4096
 """A call whose graph is larger than this (a whole third-party model) has no gradients recorded."""
@@ -34,7 +35,30 @@ class Gradients:
     inputs: list[torch.Tensor | None]
     recorded: tuple[int, ...]
     waiting: int = 0
+    """How many nodes or outputs have not been reached yet."""
+    begun: bool = False
+    finished: bool = False
     lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
+
+    def reached(self, done: Callable[[Gradients], None]) -> None:
+        """Note one node or output. `done` is called with the last one, or at the end of the
+        backward, which may not reach all: a result may be unused."""
+        with self.lock:
+            first, self.begun = not self.begun, True
+            self.waiting -= 1
+        if self.waiting == 0:
+            self._finish(done)
+        elif first:
+            at_end_of_backward(lambda: self._finish(done))
+
+    def _finish(self, done: Callable[[Gradients], None]) -> None:
+        with self.lock:
+            again, self.finished = self.finished, True
+        if not again:
+            with FRAME.unhooked(), torch.no_grad():
+                done(self)
+        self.outputs = [None] * len(self.outputs)
+        self.inputs = [None] * len(self.inputs)
 
 
 @dataclass(frozen=True)
@@ -69,7 +93,7 @@ class InputEdges:
 def watch(
     edges: InputEdges, outputs: Any, done: Callable[[Gradients], None], most: int = MAX_NODES
 ) -> Gradients | None:
-    """Call `done` in backward, once all gradients of a call are known.
+    """Call `done` in backward, once all gradients of a call that it reaches are known.
 
     `outputs` is the result of the call whose inputs hung at `edges`. Returns None, and watches
     nothing, for a call that autograd did not record, or with more nodes than `most`.
@@ -92,7 +116,7 @@ def watch(
 
 
 def watch_outputs(outputs: Any, done: Callable[[Gradients], None]) -> None:
-    """Call `done` in backward, once the gradients of all recorded outputs are known.
+    """Call `done` in backward, once the gradients of the outputs that it reaches are known.
 
     For calls whose inputs have no gradient: a module whose parameters alone have one.
     """
@@ -102,12 +126,8 @@ def watch_outputs(outputs: Any, done: Callable[[Gradients], None]) -> None:
 
     def arrives(place: int) -> Callable[[torch.Tensor], None]:
         def hook(gradient: torch.Tensor | None) -> None:
-            with FRAME.unhooked(), torch.no_grad():
-                found.outputs[place] = None if gradient is None else gradient.detach()
-                found.waiting -= 1
-                if found.waiting == 0:
-                    done(found)
-                    found.outputs = [None] * len(results)
+            _keep(found, place, gradient)
+            found.reached(done)
 
         return hook
 
@@ -155,9 +175,14 @@ def _arrives(found: Gradients, place: int) -> Callable[[torch.Tensor | None], No
     """The gradient of an output that nothing reads, beside one that something does, is None."""
 
     def hook(gradient: torch.Tensor | None) -> None:
-        found.outputs[place] = None if gradient is None else gradient.detach()
+        _keep(found, place, gradient)
 
     return hook
+
+
+def _keep(found: Gradients, place: int, gradient: torch.Tensor | None) -> None:
+    with FRAME.unhooked():
+        found.outputs[place] = None if gradient is None else gradient.detach()
 
 
 def _leaves(
@@ -166,23 +191,20 @@ def _leaves(
     first_of: list[int | None],
     done: Callable[[Gradients], None],
 ) -> Callable[[Any, Any], None]:
+    def complete(found: Gradients) -> None:
+        for place, first in enumerate(first_of):
+            if first is not None and first != place:
+                found.inputs[place] = found.inputs[first]
+        done(found)
+
     def hook(grad_inputs: Any, grad_outputs: Any) -> None:
-        with FRAME.unhooked(), torch.no_grad():
-            with found.lock:
-                for place, target in places:
-                    gradient = grad_inputs[place]
-                    if gradient is not None:
-                        before = found.inputs[target]
-                        gradient = gradient.detach()
-                        found.inputs[target] = gradient if before is None else before + gradient
-                found.waiting -= 1
-                complete = found.waiting == 0
-            if complete:
-                for place, first in enumerate(first_of):
-                    if first is not None and first != place:
-                        found.inputs[place] = found.inputs[first]
-                done(found)
-                found.outputs = [None] * len(found.outputs)
-                found.inputs = [None] * len(found.inputs)
+        with FRAME.unhooked(), torch.no_grad(), found.lock:
+            for place, target in places:
+                gradient = grad_inputs[place]
+                if gradient is not None:
+                    before = found.inputs[target]
+                    gradient = gradient.detach()
+                    found.inputs[target] = gradient if before is None else before + gradient
+        found.reached(complete)
 
     return hook

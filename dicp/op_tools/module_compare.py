@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from dicp.dynamo_bridge.timed import copied_as_laid_out
-from dicp.errors import CaptureFormatError
+from dicp.errors import CaptureFormatError, RecordingMismatchError
 from dicp.op_tools import trees
 from dicp.op_tools.autocompare import OpAutoCompare, Record
 from dicp.op_tools.frame import FRAME
@@ -193,7 +193,35 @@ class Comparing:
 
     def _load(self, iteration: int) -> None:
         weights = self.recording.load(f"iteration{iteration}", "weights_before").value
-        self.eager.load_state_dict(weights)
+        try:
+            self.eager.load_state_dict(weights)
+        except RuntimeError as error:
+            found = _differences(weights, self.eager.state_dict())
+            raise self._other(*(found or [_reason(error)])) from error
+
+    def _other(self, *differences: str) -> RecordingMismatchError:
+        """The error that says how the model differs from the recorded one."""
+        return RecordingMismatchError(self.recording.folder, differences)
+
+    def _eager(self, step: Step, module: nn.Module) -> Values:
+        """The values of a module in eager. Raises RecordingMismatchError."""
+        name = f"{step.call.name} ({type(module).__name__})"
+        same = copy.deepcopy(module)
+        try:
+            values = step.run(same, same)
+        except Exception as error:  # modules raise whatever they like
+            text = f"{name} cannot be run on its recorded inputs and gradients: {_reason(error)}"
+            weights = self.recording.load(f"iteration{step.call.iteration}", "weights_before").value
+            raise self._other(text, *_differences(weights, self.eager.state_dict())) from error
+        if self.recording.has(step.call.folder, "output"):
+            saved = self.recording.load(step.call.folder, "output").value
+            recorded = {f"output[{k}]": t for k, t in enumerate(trees.tensors(saved))}
+            given = {n: v for n, v in values.items() if n.startswith("output")}
+            # The dtypes that autocast gives differ between devices.
+            found = _differences(recorded, given, lambda t: str(tuple(t.shape)))
+            if found:
+                raise self._other(*(f"{name}: {line}" for line in found))
+        return values
 
     def _judged(self, call: ModuleCall) -> ModuleRecord:
         record = ModuleRecord(call)
@@ -203,9 +231,8 @@ class Comparing:
         except (CaptureFormatError, AttributeError) as error:
             record.note = f"not run: {str(error).splitlines()[0]}"
             return record
+        eager = self._eager(step, module)
         wanted = step.run(*widened_module(module), wide=True)
-        same = copy.deepcopy(module)
-        eager = step.run(same, same)
         got = step.run(*self._tested_module(call.path, module), device=self.tested.device)
         if call.random and self.tested.device != CPU:
             record.note = "random: shape and dtype only"
@@ -250,9 +277,13 @@ class Comparing:
             grads = self.recording.load(place, "parameter_grads").value
             # Dynamo traces other formulas than the optimizer runs: eager is what was traced.
             traced = None if self.tested.backend is None else Tested("eager", CPU)
+            try:
+                wanted = self._stepped(state, grads, None, wide=True)
+            except (KeyError, RuntimeError, ValueError) as error:
+                text = f"a step of {call.kind} from the recorded state raises {_reason(error)}"
+                raise self._other(text) from error
             got = self._stepped(state, grads, self.tested)
             eager = self._stepped(state, grads, traced)
-            wanted = self._stepped(state, grads, None, wide=True)
             record.comparisons = compared(got, wanted, eager)
         except CaptureFormatError as error:
             record.note = f"not run: {error}"
@@ -285,6 +316,7 @@ class Comparing:
                 continue
             self._load(call.iteration)
             step = Step.read(self.recording, call)
+            self._eager(step, self.eager)
             wanted = _run_recorded(step, *widened_module(self.eager), wide=True)
             same = copy.deepcopy(self.eager)
             eager = _run_recorded(step, same, same)
@@ -396,8 +428,10 @@ def widened_module(module: nn.Module) -> tuple[nn.Module, nn.Module]:
 def compared(got: Values, wanted: Values, eager: Values) -> list[Comparison]:
     """Each value by the fp64 rule; one that is missing on a side is wrong.
 
-    A gradient whose terms cancel, such as that of a bias before a norm, has roundings of them.
+    A gradient whose terms cancel, such as that of a bias before a norm, has roundings of them. One
+    that is missing is 0: compiled graphs give zeros where eager gives None.
     """
+    wanted, eager, got = _with_zeros(wanted, eager, got)
     largest = max((_peak(v) for n, v in wanted.items() if n.startswith("grad")), default=0.0)
     found = []
     for name in dict.fromkeys((*eager, *got)):
@@ -413,9 +447,35 @@ def compared(got: Values, wanted: Values, eager: Values) -> list[Comparison]:
     return found
 
 
+def _with_zeros(*sides: Values) -> Iterator[Values]:
+    """The sides, with zeros for gradients that only others have."""
+    gradients = {n: v for side in sides for n, v in side.items() if n.startswith("grad")}
+    for side in sides:
+        yield side | {n: torch.zeros_like(v) for n, v in gradients.items() if n not in side}
+
+
 def _peak(value: torch.Tensor) -> float:
     parts = dense_chunks(value)
     return max((float(part.abs().nan_to_num(0, 0, 0).max()) for part in parts), default=0.0)
+
+
+def _differences(
+    recorded: Mapping[str, Any], given: Mapping[str, Any],
+    described: Callable[[torch.Tensor], str] = lambda t: f"{t.dtype} {tuple(t.shape)}",
+) -> list[str]:  # fmt: skip
+    """How named tensors differ from those of the recording."""
+    found = []
+    for name in dict.fromkeys((*recorded, *given)):
+        sides = [side.get(name) for side in (recorded, given)]
+        if all(isinstance(side, torch.Tensor | None) for side in sides):
+            was, now = ("missing" if t is None else described(t) for t in sides)
+            if was != now:
+                found.append(f"{name}: {was} in the recording, {now} in the model")
+    return found
+
+
+def _reason(error: Exception) -> str:
+    return f"{type(error).__name__}: {str(error).strip()}".replace("\n", " ")
 
 
 class _Memory:

@@ -40,7 +40,8 @@ def record(
     folder: str | Path,
     iters: int = 1,
 ) -> Recorder:
-    """A context in which each module's inputs, outputs, gradients and weights are saved.
+    """A context in which each module's inputs, outputs, gradients and weights are saved; what was
+    recorded in the folder before is removed.
 
     iters: steps of the optimizer to record; without an optimizer, calls of the model.
     """
@@ -66,7 +67,7 @@ def compare(
     already is judged as a whole; in compiled modules that are wrong the operator is looked for.
     The program's model and optimizer keep their state, but for weights of a compiled model, which
     become the recorded ones. The rows are also written to `op_tools_results/one_iter_result`.
-    Raises CaptureFormatError.
+    Raises CaptureFormatError; RecordingMismatchError where the model is not the recorded one.
     """
     tested = Tested(backend, torch.device(device or "cpu"))
     comparing = Comparing(Recording.read(folder), model, optimizer, tested)

@@ -11,6 +11,7 @@ each process writes into FOLDER/rank<k>.
 from __future__ import annotations
 
 import json
+import shutil
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
@@ -65,11 +66,20 @@ class Sink(Protocol):
 
 
 class FolderSink:
-    """Writes a recording; a folder that cannot be written ends it with one warning."""
+    """Writes a recording, in place of one in the folder; a folder that cannot be written ends it
+    with one warning."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.stopped = ""
+        self._write_or_stop(folder, self._remove_former)
+
+    def _remove_former(self) -> None:
+        """Remove a recording that the folder holds: its gradients would be taken for new ones."""
+        if (self.folder / INDEX).exists():
+            (self.folder / INDEX).unlink()
+            for place in self.folder.glob("iteration*"):
+                shutil.rmtree(place)
 
     def save(self, place: str, file: str, value: Any, facts: Mapping[str, Any]) -> None:
         if not self.stopped:

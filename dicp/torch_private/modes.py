@@ -13,6 +13,9 @@ from torch.utils._python_dispatch import _disable_current_modes as disable_curre
 below_autograd = torch._C._AutoDispatchBelowAutograd
 """A context in which operators are not differentiated, nor decomposed in order to be."""
 
+at_end_of_backward = torch.autograd.Variable._execution_engine.queue_callback
+"""Call a function once the pass of autograd that is running has ended."""
+
 
 def push_function_mode(mode: Any) -> None:
     """Enter a TorchFunctionMode in this thread until `pop_function_mode`."""

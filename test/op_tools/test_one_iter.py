@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import torch.nn.functional as F
 from faults import as_if, aten, planted, with_args
 from torch import nn
 
-from dicp.errors import CaptureFormatError, ToolWarning
+from dicp.errors import CaptureFormatError, RecordingMismatchError, ToolWarning
 from dicp.op_tools import one_iter, storage
 from dicp.op_tools.module_compare import compared
 from dicp.report.tool_results import read_results
@@ -204,6 +205,36 @@ def test_modules_get_the_strides_that_were_recorded(
     assert [r.path for r in report.innermost] == [path]
 
 
+class Degenerate(nn.Module):
+    """Results without dimensions, without elements, that are None, and that no loss reads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.empty = nn.Linear(8, 8), nn.Linear(8, 0)
+        self.scale, self.unused = nn.Parameter(torch.ones(())), nn.Parameter(torch.ones(3))
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        y = self.up(x) * self.scale
+        return y.sum(), self.empty(y), None, y[:0], (x * self.unused.sum()).cos()
+
+
+@pytest.mark.parametrize("grad", [False, True])
+def test_gradients_of_results_that_a_loss_reads_in_part(grad: bool) -> None:
+    """Nodes and results that a backward does not reach are not waited for."""
+    model = Degenerate()
+    with one_iter.record(model, torch.optim.SGD(model.parameters(), 0.1), "a"):
+        model(torch.randn(4, 8, requires_grad=grad))[0].backward()
+    (given,) = [
+        g for g in storage.load(Path("a/iteration0/0000_model/grad_outputs")).value if g is not None
+    ]
+    assert given.item() == 1
+    report = one_iter.compare("a", model, backend="cpugraph")
+    names = {(r.path, c.name) for r in report.records for c in r.comparisons}
+    wanted = {("", "grad up.weight"), ("", "grad scale"), ("up", "grad bias")}
+    assert names >= wanted | ({("", "grad_input[0]")} if grad else set())
+    assert report.ok, [(r.call.name, c) for r in report.failures for c in r.comparisons]
+
+
 @pytest.mark.parametrize("chained", [False, True])
 def test_a_wrong_rule_is_named(chained: bool, capsys: pytest.CaptureFixture[str]) -> None:
     model, optimizer = recorded()
@@ -284,3 +315,70 @@ def test_recordings_that_cannot_be_written_or_read() -> None:
     assert len(caught) == 1 and "one_iter stops recording" in str(caught[0].message)
     with pytest.raises(CaptureFormatError, match=r"recording\.json.*one_iter\.record\."):
         one_iter.compare("nothing", model)
+
+
+def test_a_recording_replaces_one_in_its_folder() -> None:
+    recorded()
+    Path("a/notes").write_text("the user's")
+    with one_iter.record(nn.Tanh(), None, "a"):
+        pass
+    left = {p.name for p in Path("a").rglob("*") if p.is_file()}
+    assert left == {"notes", "recording.json", "weights_before.json", "weights_before.safetensors"}
+
+
+class Summed(Model):
+    def forward(self, ids: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {"logits": super().forward(ids)["logits"].sum()}
+
+
+class Silent(Model):
+    def forward(self, ids: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {"logits": super().forward(ids)["logits"].detach()[:1]}
+
+
+def wider() -> nn.Module:
+    model = Model()
+    model.head = nn.Linear(8, 12)
+    return model
+
+
+OTHERS: dict[str, tuple[Callable[[], nn.Module], str]] = {
+    "sizes": (
+        wider,
+        "head.weight: torch.float32 (10, 8) in the recording, torch.float32 (12, 8) in the model",
+    ),
+    "names": (
+        lambda: nn.Sequential(Model()),
+        "0.embed.weight: missing in the recording, torch.float32 (10, 8) in the model",
+    ),
+    "dtypes": (
+        lambda: Model().double(),
+        "head.bias: torch.float32 (10,) in the recording, torch.float64 (10,) in the model",
+    ),
+    "gradients": (
+        Summed, "(model) (Summed) cannot be run on its recorded inputs and gradients: Run"
+    ),
+    "results": (
+        Silent, "(model) (Silent): output[0]: (2, 6, 10) in the recording, (1, 6, 10) in the model"
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "chained"), [*((n, False) for n in OTHERS), ("names", True),
+                                               ("gradients", True), ("results", True)])  # fmt: skip
+def test_a_model_that_was_not_recorded(name: str, chained: bool) -> None:
+    recorded()
+    make, problem = OTHERS[name]
+    with pytest.raises(RecordingMismatchError, match="'a' is of another model or") as raised:
+        one_iter.compare("a", make(), chained=chained)
+    assert any(line.startswith(problem) for line in raised.value.differences)
+
+
+def test_an_optimizer_that_was_not_recorded() -> None:
+    model, _ = recorded()
+    sgd = torch.optim.SGD(model.parameters(), 0.1)
+    with pytest.raises(RecordingMismatchError) as raised:
+        one_iter.compare("a", model, sgd)
+    assert raised.value.differences == (
+        "a step of SGD from the recorded state raises KeyError: 'momentum'",
+    )

@@ -41,6 +41,7 @@ from dicp.errors import (
     OperatorNameError,
     OverflowFoundError,
     PrototypeError,
+    RecordingMismatchError,
     ReportOutputError,
     ReportScriptError,
     ReportSourceError,
@@ -232,6 +233,15 @@ CASES: list[tuple[DicpError, str]] = [
         CaptureFormatError("a/input", "it is damaged"),
         "capture 'a/input' cannot be read: it is damaged. Capture again with "
         "dicp.op_tools.OpCapture.",
+    ),
+    (
+        RecordingMismatchError(
+            "a", ["w: missing in the recording, torch.float32 (3,) in the model"]
+        ),
+        "the recording 'a' is of another model or optimizer than the one given:\n"
+        "  w: missing in the recording, torch.float32 (3,) in the model\n"
+        "Give one_iter.compare those that were recorded, with the same settings, or record these "
+        "with dicp.op_tools.one_iter.record.",
     ),
     (
         ConformanceConfigError(Path("chip.toml"), 3, "a skip without a reason"),
