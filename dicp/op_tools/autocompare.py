@@ -277,12 +277,16 @@ class OpAutoCompare(FeatureWithRecords[Record]):
             record.note = f"no CPU form: {_first_line(error)}"
             self.keep(record)
             return
+        # Autocast computes gradients of float32 weights in the dtype of the results.
+        given = {g.dtype for g in found.outputs if g is not None and g.is_floating_point()}
         for place, (got, real) in enumerate(zip(found.inputs, wanted, strict=True)):
             if got is None:
                 continue
             real = torch.zeros_like(got, device="cpu") if real is None else real
             name = f"{call.name} grad[{place}]"
-            record.comparisons.append(compare(call.name, name, got, real, eager[place]))
+            record.comparisons.append(
+                compare(call.name, name, got, real, eager[place], computed=given)
+            )
         self.keep(record)
         if self.style == "line":
             self._print_line(record)

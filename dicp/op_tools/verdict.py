@@ -7,7 +7,7 @@ fp64: the error against float64 is at most twice that of eager in the same dtype
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -32,7 +32,6 @@ _CHUNK = 1 << 22
 
 _DEFAULTS = {
     torch.float16: 1e-4, torch.bfloat16: 1e-3, torch.float32: 1e-5, torch.float64: 1e-8,
-    torch.complex64: 1e-5, torch.complex128: 1e-8,
 }  # fmt: skip
 _WHOLE_NUMBERS = 1e-3
 _PYTHON_NUMBERS = 1e-6
@@ -45,16 +44,19 @@ class Tolerance:
     rtol: float
 
 
-def tolerance(operator: str, value: Any) -> Tolerance:
+def tolerance(operator: str, value: Any, computed: Collection[torch.dtype] = ()) -> Tolerance:
     """The tolerance for the device's value: of operator and dtype, of the dtype, general, default.
 
-    Raises ToolVariableError.
+    computed: dtypes that it was computed from, the narrowest of which counts. Raises
+    ToolVariableError.
     """
     if value is None:
         return Tolerance(0.0, 0.0)
     if not isinstance(value, torch.Tensor):
         return Tolerance(_PYTHON_NUMBERS, _PYTHON_NUMBERS)
     dtype = _REAL.get(value.dtype, value.dtype)
+    if dtype.is_floating_point:
+        dtype = max((dtype, *computed), key=lambda each: torch.finfo(each).eps)
     name = str(dtype).removeprefix("torch.").upper()
     short = operator.rpartition(".")[2].upper()
     base = "AUTOCOMPARE_ERROR_TOLERANCE"
@@ -62,7 +64,7 @@ def tolerance(operator: str, value: Any) -> Tolerance:
         text = tool_variable(variable)
         if text:
             return _parsed(variable, text)
-    default = _DEFAULTS.get(value.dtype, _WHOLE_NUMBERS)
+    default = _DEFAULTS.get(dtype, _WHOLE_NUMBERS)
     return Tolerance(default, default)
 
 
@@ -108,13 +110,15 @@ class Comparison:
 
 
 def compare(
-    operator: str, name: str, got: Any, reference: Any, eager: Any = None, scale: float = 0.0
-) -> Comparison:
+    operator: str, name: str, got: Any, reference: Any, eager: Any = None, scale: float = 0.0,
+    computed: Collection[torch.dtype] = (),
+) -> Comparison:  # fmt: skip
     """Compare a leaf of the device's values with the reference's; `eager` for the fp64 rule.
 
-    scale: the largest of the values that roundings in this one may come from.
+    scale: the largest of the values that roundings in this one may come from. computed: as in
+    `tolerance`.
     """
-    allowed = tolerance(operator, got)
+    allowed = tolerance(operator, got, computed)
     if isinstance(got, torch.Tensor) != isinstance(reference, torch.Tensor):
         info = f"Inconsistent types: {type(got).__name__} {type(reference).__name__}"
         return Comparison(name, False, 0.0, math.inf, math.inf, allowed, info, math.inf, False)

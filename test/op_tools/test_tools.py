@@ -59,6 +59,22 @@ def test_autocast_is_no_fault() -> None:
     assert tool.failures == []
 
 
+def test_gradients_under_autocast_have_the_tolerance_of_its_dtype(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """OT-14: a float32 weight's gradient is computed in bfloat16, as the result is."""
+    monkeypatch.setenv("AUTOCOMPARE_ERROR_TOLERANCE_BFLOAT16", "0.05,0.05")
+    layer, x = torch.nn.Linear(8, 8), torch.randn(4, 8, requires_grad=True)
+    with op_tools.OpAutoCompare(["torch.nn.functional.linear"], quiet=True) as tool:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            y = layer(x)
+        y.float().sum().backward()
+        layer(x).sum().backward()
+    assert tool.failures == []
+    forward, backward, *plain = (r.comparisons[-1].tolerance.atol for r in tool.results)
+    assert (forward, backward, *plain) == (0.05, 0.05, 1e-5, 1e-5)
+
+
 def test_in_place_forms_are_compared_before_and_after() -> None:
     """OT-13"""
     x = torch.tensor([[-1.0, 2.0]])
