@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from functools import cache
 from typing import Any
 
 import torch
 
-from dicp.torch_private import OpOverload, schema_of
+from dicp.torch_private import OpOverload, fills_uninitialized, schema_of
 
 aten = torch.ops.aten
 
@@ -24,6 +25,16 @@ UNINITIALIZED = (
     aten.empty_strided.default, aten.new_empty_strided.default, aten.empty_permuted.default,
 )  # fmt: skip
 """Operators whose result has no values yet: calls may be dropped and never merged."""
+
+
+def uninitialized_value(dtype: torch.dtype) -> bool | int | float:
+    """What the results of `UNINITIALIZED` hold: eager fills them under deterministic algorithms."""
+    if not (fills_uninitialized() and torch.are_deterministic_algorithms_enabled()):
+        return 0
+    if dtype.is_floating_point:
+        return math.nan
+    return True if dtype == torch.bool else torch.iinfo(dtype).max
+
 
 _UNINITIALIZED = frozenset(op.overloadpacket.__name__ for op in UNINITIALIZED)
 

@@ -28,7 +28,12 @@ from dicp.dynamo_bridge.thresholds import MAX_VARIANTS
 from dicp.origin import Origin, Place, user_places
 from dicp.rule_errors import result_of
 from dicp.target import Artifact, KernelReport, NodeReport, Target
-from dicp.torch_private import ShapeFacts, disable_current_modes, is_object
+from dicp.torch_private import (
+    ShapeFacts,
+    disable_current_modes,
+    fills_uninitialized,
+    is_object,
+)
 from dicp.version import VERSION
 
 _KIND: Final = "graph"
@@ -131,6 +136,7 @@ def identity_of(target: Target, config: Config) -> str:
         source_of(type(target)),
         torch.__version__,
         str(torch.get_default_dtype()),
+        str((torch.are_deterministic_algorithms_enabled(), fills_uninitialized())),
         target.name,
         result_of(target, "fingerprint", target.fingerprint(config), str),
         config.key(target.options),

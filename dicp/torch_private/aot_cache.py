@@ -18,7 +18,7 @@ from torch._inductor import config as inductor_config
 from torch._inductor.codecache import FxGraphCache, FxGraphHashDetails
 
 from dicp.torch_private.guards import current_shape_env
-from dicp.torch_private.operators import OpOverload, OpOverloadPacket
+from dicp.torch_private.operators import OpOverload, OpOverloadPacket, fills_uninitialized
 from dicp.torch_private.tensors import sharing_inputs
 
 
@@ -67,7 +67,7 @@ class _OwnDetails(FxGraphHashDetails):
         self.deterministic_algorithms_settings = (
             torch.are_deterministic_algorithms_enabled(),
             torch.is_deterministic_algorithms_warn_only_enabled(),
-            torch.utils.deterministic.fill_uninitialized_memory,  # type: ignore[attr-defined]
+            fills_uninitialized(),
         )
         shape_env = current_shape_env()
         hints = shape_env.var_to_hint_override if shape_env is not None else {}

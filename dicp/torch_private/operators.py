@@ -91,3 +91,8 @@ def twin_of(op: OpOverload) -> OpOverload:
 def original_of(op: Any) -> Any:
     """The operator that `op` is a twin of, or `op` itself."""
     return getattr(op, "__dict__", {}).get(_ORIGINAL, op)
+
+
+def fills_uninitialized() -> bool:
+    """Whether deterministic algorithms fill memory that has no values yet."""
+    return bool(torch.utils.deterministic.fill_uninitialized_memory)  # type: ignore[attr-defined]

@@ -207,3 +207,24 @@ def test_linspace_of_integers_truncates_its_ends(
     run = torch.compile(spaced, backend=backend_name)
     for count in (steps, steps + 1):
         assert torch.equal(run(count), spaced(count))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.int32, torch.bool], ids=str)
+def test_uninitialized_memory_is_filled_under_deterministic_algorithms(
+    backend: Any, dtype: torch.dtype
+) -> None:
+    """With NaN or the largest integer, so that reads of it are seen."""
+
+    def fn(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        strided = x.new_empty_strided((2, 3), (1, 2))
+        new = torch.empty(2, dtype=dtype, device=x.device)
+        return new, torch.empty_like(x), x.new_empty(3), strided
+
+    x = torch.ones(4, dtype=dtype, device=backend.device)
+    compiled = torch.compile(fn, backend=backend)
+    compiled(x)
+    torch.use_deterministic_algorithms(True)
+    try:
+        torch.testing.assert_close(compiled(x), fn(x), equal_nan=True)
+    finally:
+        torch.use_deterministic_algorithms(False)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from dicp.dtypes import largest_below, opmath_dtype
-from dicp.effects import UNINITIALIZED
+from dicp.effects import UNINITIALIZED, uninitialized_value
 from dicp.graphop.operators import NoRule, Ops, Value
 from dicp.rules import RuleTable
 
@@ -22,7 +22,7 @@ PHILOX = 1
 
 
 @rule(aten.zeros.default, aten.zeros_like.default, aten.new_zeros.default,
-      aten._efficientzerotensor.default, *UNINITIALIZED)  # fmt: skip
+      aten._efficientzerotensor.default)  # fmt: skip
 def zeros(g: Ops, *args: Any, **options: Any) -> Value:
     return g.full(g.shape, 0, g.dtype)
 
@@ -49,6 +49,8 @@ def arange(g: Ops, start: Any, end: Any, step: Any = 1, **options: Any) -> Value
 
 
 RULES.update({
+    UNINITIALIZED:
+        lambda g, *args, **options: g.full(g.shape, uninitialized_value(g.dtype), g.dtype),
     (aten.full.default, aten.full_like.default):
         lambda g, like, value, **options: g.full(g.shape, value, g.dtype),
     aten.new_full.default: lambda g, x, size, value, **options: g.full(g.shape, value, g.dtype),

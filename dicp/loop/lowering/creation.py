@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from dicp.effects import UNINITIALIZED
+from dicp.effects import UNINITIALIZED, uninitialized_value
 from dicp.loop.ir import expr as ir
 from dicp.loop.ir.expr import Expr, apply, cast, const
 from dicp.loop.ir.index import Index
@@ -32,8 +32,8 @@ def full(lw: Lowering, *args: Any, **kwargs: Any) -> Value:
 
 
 CREATION.update({
-    (aten.zeros, aten.zeros_like, aten.new_zeros, *UNINITIALIZED):
-        lambda lw, *args, **kwargs: full(lw, 0),
+    (aten.zeros, aten.zeros_like, aten.new_zeros): lambda lw, *args, **kwargs: full(lw, 0),
+    UNINITIALIZED: lambda lw, *args, **kwargs: full(lw, uninitialized_value(lw.meta().dtype)),
     (aten.ones, aten.ones_like, aten.new_ones): lambda lw, *args, **kwargs: full(lw, 1),
     aten.scalar_tensor: lambda lw, value, **kwargs: full(lw, value),
 })  # fmt: skip

@@ -111,7 +111,7 @@ class MacaTarget(GpuTarget):
         found = [_checked("host", lambda: host_compiler(config).identity).detail]
         if not self.simulated(config):
             found.append(_checked("device", lambda: device_compiler(config).identity).detail)
-        return key_of(*found, str(torch.are_deterministic_algorithms_enabled()))
+        return key_of(*found)
 
     def doctor(self, config: Config) -> list[Check]:
         compiler = "NVRTC" if config.vendor["maca_nvidia"] else "mxcc"

@@ -133,14 +133,12 @@ class TritonTarget(GpuTarget):
     # ---- identity and health --------------------------------------------------------------------
 
     def fingerprint(self, config: Config) -> str:
-        deterministic = torch.are_deterministic_algorithms_enabled()
         tuned = TABLE or config.mode.startswith("max-autotune")
         chips = _chips() if tuned else []
         measured = [str(row) for row in TABLE.values()]
         return key_of(
             triton_version(),
             device_functions(),
-            str(deterministic),
             tf32_allowed(),
             chips,
             measured,
