@@ -89,9 +89,9 @@ def _scatter_of(view: OpOverload) -> Callable[..., Any]:
 
 def _overlaps(x: Tensor) -> bool:
     """Whether elements share memory, as windows do, with no stride of 0."""
-    steps = sorted((s, n) for n, s in zip(x.shape, x.stride(), strict=True) if n != 1)
-    if not all(isinstance(each, int) for pair in steps for each in pair) or x.numel() == 0:
+    if not all(isinstance(each, int) for each in (*x.shape, *x.stride())) or x.numel() == 0:
         return False
+    steps = sorted((s, n) for n, s in zip(x.shape, x.stride(), strict=True) if n != 1)
     extents = itertools.accumulate(((n - 1) * s for s, n in steps), initial=0)
     return all(s for s, _ in steps) and any(
         s <= r for (s, _), r in zip(steps, extents, strict=False)

@@ -513,6 +513,24 @@ def test_data_dependent_shapes(unbacked: bool, backend: BackendUnderTest) -> Non
             compare(run(x), fn(x))
 
 
+def test_parts_of_rows_whose_number_depends_on_data(backend: BackendUnderTest) -> None:
+    """In training, whose gradients are scattered into such rows; and written in place."""
+
+    def fn(x: Tensor) -> Tensor:
+        rows = x[x[:, 0] > 0]
+        part = rows[:, None][..., 1:] * rows[:, 1:].softmax(1)[:, None]
+        part[..., 2] = 0.5
+        return part.sum((0, 1))
+
+    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
+        run = torch.compile(fn, backend=backend, fullgraph=True)
+        for seed in range(3):
+            values = torch.randn(20, 6, generator=torch.Generator().manual_seed(seed))
+            x, y = (values.clone().requires_grad_() for _ in range(2))
+            compare(run(x), fn(y))
+            compare(torch.autograd.grad(run(x).sum(), x), torch.autograd.grad(fn(y).sum(), y))
+
+
 @pytest.mark.parametrize("captured", [False, True])
 def test_item(captured: bool, backend: BackendUnderTest) -> None:
     def fn(x: Tensor) -> Tensor:
