@@ -270,14 +270,18 @@ class Values(abc.ABC, Generic[Place]):
         return self.once((expr, guard), self.text(expr, guard), expr.dtype, place)
 
     def _masked(self, expr: Masked, guard: str) -> str:
-        test, value = expr.args
+        return self.value(expr.args[1], self.guard_of(expr, guard))
+
+    def guard_of(self, expr: Masked, guard: str) -> str:
+        """The name of the condition under which the loads of `expr` are executed."""
+        test = expr.args[0]
         name = self.condition(test, guard)
         place = self.place_of(test, guard)
         if guard:
             both = f"{guard} & {name}"
             name = self.once(("guard", both), both, torch.bool, place)
         self.places[name] = place
-        return self.value(value, name)
+        return name
 
     def text(self, expr: Expr, guard: str) -> str:
         """`expr` as code, its operands by their names."""

@@ -22,6 +22,9 @@ MAX_GATHERED = 9
 stride 1 take 0.6 of the time of a scatter, 5x5 of stride 1 1.6."""
 MAX_CONCATENATED = 128
 """The most tensors concatenated in one kernel: each adds a nested select for every element."""
+MAX_UNROLLED_STEP = 4
+"""The largest step of a replaced slice for which a target that `overwrites` selects each element:
+if the step divides the axis, the loop over it is unrolled, and its stores are interleaved."""
 
 MAX_CANCELLED = 2.0**-6
 """The largest share of a sum of squares that counts as its rounding error."""

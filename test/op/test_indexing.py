@@ -297,6 +297,17 @@ CASES = [
         fixed=(3,),
         dtypes=ANY,
     ),
+    *[
+        op(
+            f"slice_scatter_steps_of_{step}",
+            lambda x, s, step=step: torch.slice_scatter(x, s, 1, 2, None, step),
+            (6, size),
+            (6, len(range(2, size, step))),
+            fixed=(size, len(range(2, size, step))),
+            dtypes=F32,
+        )
+        for step, size in ((3, 36), (3, 37), (5, 37))
+    ],
     op(
         "slice_scatter_to_end",
         lambda x, s: torch.slice_scatter(x, s, 0, 2),

@@ -73,6 +73,11 @@ VIEWS = [
     op("unfold", lambda x: (x.unfold(1, 5, 3), x.unfold(0, 2, 1).sum(-1)), X),
     op("diagonal", lambda x: (x.diagonal(), x.diagonal(1), x.diagonal(-2).exp()), (5, 7)),
     op("diag_embed", lambda x: torch.diag_embed(x), X, dtypes=F32_F64),
+    op(
+        "diag_embed_of_axes",
+        lambda x: (torch.diag_embed(x, 2, 0, 2), torch.diag_embed(x, -1, 1, 0), x[0].diag(1)),
+        X,
+    ),
     op("alias_and_detach", lambda x: (x.detach(), aten.alias.default(x), x), X, grad=False),
     op(
         "view_dtype",

@@ -1033,7 +1033,45 @@ def test_a_column_is_replaced_without_a_condition_on_each_element() -> None:
 
 
 @pytest.mark.parametrize("shape", [(64, 96), (96, 64)])
-def test_a_diagonal_is_read_without_a_condition(shape: tuple[int, int]) -> None:
+def test_a_diagonal_is_stored_over_a_copy(shape: tuple[int, int]) -> None:
     x, y = torch.randn(shape), torch.randn(64)
-    text = text_of(torch.diagonal_scatter, x, y)
-    assert text.count("?") == 1  # what selects between the two tensors
+    assert "?" not in text_of(torch.diagonal_scatter, x, y)
+    assert "?" not in text_of(torch.diag_embed, x)
+
+
+@pytest.mark.parametrize("size", [24, 25])
+@pytest.mark.parametrize(("start", "step"), [(0, 2), (1, 2), (4, 3), (3, 4), (1, 7)])
+def test_a_slice_with_a_step_is_replaced_without_conditions(
+    start: int, step: int, size: int
+) -> None:
+    x = torch.randn(40, size)
+    y = torch.randn_like(x[:, start::step])
+
+    def replaced(x: Tensor, y: Tensor) -> Tensor:
+        return x.slice_scatter(y, 1, start, None, step)
+
+    text = text_of(replaced, x, y)
+    assert "?" not in text and "%" not in text
+    assert torch.equal(compiled(replaced)(x, y), replaced(x, y))
+
+
+BITS = torch.arange(-(2**15), 2**15, dtype=torch.int16).reshape(256, 256)
+MOVES: dict[str, Callable[[Tensor], Tensor]] = {
+    "tril": torch.tril,
+    "pad": lambda x: torch.nn.functional.pad(x, (1, 2), value=3.3),
+    "where": lambda x: torch.where(torch.arange(256) > 200, x, x.t()),
+    "concatenated": lambda x: torch.cat([x[:, :7].t(), x[:4]], 0)[:, 3:],
+    "column": lambda x: x.select_scatter(x[0], 1, 5),
+    "masked_fill": lambda x: x.masked_fill(torch.arange(256) > 200, -2.7),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", MOVES)
+def test_elements_of_16_bits_are_selected_unconverted(name: str, dtype: torch.dtype) -> None:
+    """NaNs of all kinds included, as in eager."""
+    x = BITS.view(dtype)
+    text = text_of(MOVES[name], x)
+    assert not re.search("d_(from|to)_(f16|bf16)|d_widen|d_narrow", text)
+    found = compiled(MOVES[name])(x)
+    assert torch.equal(found.view(torch.int16), MOVES[name](x).view(torch.int16))

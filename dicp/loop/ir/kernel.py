@@ -35,6 +35,16 @@ class Store:
         value = self.value
         return not self.op and isinstance(value, Read) and value.ref.dtype == self.ref.dtype
 
+    @property
+    def is_move(self) -> bool:
+        """Whether it stores one of several elements and numbers: the bits need no conversion."""
+        values = [self.value]
+        for value in values:
+            if value.op in ("where", "masked"):
+                values += [arg for arg in value.args[1:] if arg not in values]
+        moved = ("where", "masked", "read", "const")
+        return not self.op and all(v.op in moved and v.dtype == self.ref.dtype for v in values)
+
 
 @dataclass(frozen=True, eq=False)
 class Reduce:

@@ -14,6 +14,7 @@ from dicp.loop.lowering.padding import PADDING
 from dicp.loop.lowering.pointwise import POINTWISE
 from dicp.loop.lowering.random import RANDOM
 from dicp.loop.lowering.reduction import REDUCTION
+from dicp.loop.lowering.replacing import REPLACING
 from dicp.loop.lowering.scan import SCAN
 from dicp.loop.lowering.scatter import SCATTER
 from dicp.loop.lowering.softmax import SOFTMAX
@@ -23,6 +24,7 @@ from dicp.rules import NoRule, RuleTable
 RULES = POINTWISE.merged(
     ACTIVATION, CREATION, VIEWS, REDUCTION, SOFTMAX, NORMALIZATION, INDEXING, SCATTER, RANDOM,
     LIBRARY, AVERAGE_POOLING, MAX_POOLING, LOSS, SCAN, PADDING, INTERPOLATION,
+    REPLACING,
 )  # fmt: skip
 
 __all__ = ["RULES", "Lowering", "NoRule", "RuleTable", "Value"]

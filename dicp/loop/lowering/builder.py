@@ -52,6 +52,9 @@ class GraphBuilder:
     rounds_sums = False
     """Whether sums of rows into zeros are rounded as they are stored: they need no copy in float32.
     """
+    overwrites = False
+    """Whether few elements are replaced by a copy and stores over it: selecting each element costs
+    more than that where memory is read and written by vectors."""
     gathers_windows = False
     """Whether a max-pooling gradient is a gather: the colliding stores of a scatter are slow and in
     no fixed order."""

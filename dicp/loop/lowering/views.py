@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from types import NoneType
 from typing import Any
 
 import sympy
@@ -16,8 +15,6 @@ from dicp.loop.ir.index import (
     ZERO,
     Index,
     Size,
-    floordiv,
-    is_below,
     is_nonnegative,
     is_positive,
     mod,
@@ -372,90 +369,3 @@ def inside_bounds(place: Sequence[Index], shape: Sequence[Size]) -> ir.Expr | No
         if last is None or not is_positive(normal(size - last)):
             tests.append(compare("lt", position, ir.index_value(Index(size))))
     return all_of(tests)
-
-
-def _replaced(lw: Lowering, x: Value, src: Value, inside: Any, place: Any) -> Value:
-    """x with the points where `inside(idx)` holds read from `src` at `place(idx)`."""
-
-    def body(idx: tuple[Index, ...]) -> ir.Expr:
-        test, at = inside(idx), place(idx)
-        value = ir.cast(src.at(at), x.dtype)
-        if not all(map(is_below, at, src.shape)):
-            value = ir.masked(test, value)
-        return ir.apply("where", x.dtype, test, value, x.at(idx))
-
-    return lw.pointwise(x.shape, x.dtype, body)
-
-
-UNLIKE_THE_SLICE = "the source does not fit the slice it replaces"
-
-
-def _require_slice(
-    lw: Lowering, x: Value, src: Value, dim: int, start: Any, end: Any, step: int
-) -> None:
-    """Require a source of the slice's shape; eager raises the error for any other."""
-    shape = list(x.shape)
-    size, given = x.shape[dim], (0 if start is None else start, end, step)
-    known = isinstance(size, int) and all(isinstance(v, (int, NoneType)) for v in given)
-    shape[dim] = len(range(*slice(*given).indices(size))) if known else src.shape[dim]
-    lw.require_equal(src.shape, shape, UNLIKE_THE_SLICE)
-
-
-@view_rule(aten.select_scatter)
-def select_scatter(lw: Lowering, x: Value, src: Value, dim: int, index: int) -> Value:
-    dim = wrap(dim, x.ndim)
-    at = from_start(lw, x.shape[dim], index)
-    lw.require_equal(src.shape, [*x.shape[:dim], *x.shape[dim + 1 :]], UNLIKE_THE_SLICE)
-    return _slice_replaced(lw, x, lw.unsqueeze(src, dim), dim, at, 1)
-
-
-@view_rule(aten.slice_scatter)
-def slice_scatter(
-    lw: Lowering, x: Value, src: Value, dim: int = 0, start: Any = None, end: Any = None,
-    step: int = 1,
-) -> Value:  # fmt: skip
-    dim = wrap(dim, x.ndim)
-    _require_slice(lw, x, src, dim, start, end, step)
-    return _slice_replaced(lw, x, src, dim, slice_start(lw, x.shape[dim], start), step)
-
-
-def _slice_replaced(lw: Lowering, x: Value, src: Value, dim: int, first: Size, step: int) -> Value:
-    """x with its slice from `first` along `dim`, as long as `src`, read from that."""
-    last = normal(first + (src.shape[dim] - 1) * step)
-
-    def inside(idx: tuple[Index, ...]) -> ir.Expr:
-        here = ir.index_value(idx[dim])
-        test = compare("ge", here, ir.index_value(Index(first)))
-        test = both(test, compare("le", here, ir.index_value(Index(last))))
-        if step != 1:
-            phase = ir.index_value(mod(idx[dim] + normal(-1 * first), step))
-            test = both(test, compare("eq", phase, 0))
-        return test
-
-    def place(idx: tuple[Index, ...]) -> list[Index]:
-        at = floordiv(idx[dim] + normal(-1 * first), step)
-        return [*idx[:dim], ZERO if src.shape[dim] == 1 else at, *idx[dim + 1 :]]
-
-    return _replaced(lw, x, src, inside, place)
-
-
-@view_rule(aten.diagonal_scatter)
-def diagonal_scatter(
-    lw: Lowering, x: Value, src: Value, offset: int = 0, dim1: int = 0, dim2: int = 1
-) -> Value:
-    a, b = wrap(dim1, x.ndim), wrap(dim2, x.ndim)
-    rows, columns = x.shape[a] + min(offset, 0), x.shape[b] - max(offset, 0)
-    kept = [s for k, s in enumerate(x.shape) if k not in (a, b)]
-    length = normal(sympy.Max(sympy.Min(rows, columns), 0))
-    lw.require_equal(src.shape, [*kept, length], UNLIKE_THE_SLICE)
-
-    def inside(idx: tuple[Index, ...]) -> ir.Expr:
-        here = ir.index_value(idx[a] + offset)
-        return compare("eq", here, ir.index_value(idx[b]))
-
-    def place(idx: tuple[Index, ...]) -> list[Index]:
-        rest = [i for k, i in enumerate(idx) if k not in (a, b)]
-        by_row, by_column = idx[a] + min(offset, 0), idx[b] + min(-offset, 0)
-        return [*rest, by_row if is_below(by_row, length) else by_column]
-
-    return _replaced(lw, x, src, inside, place)

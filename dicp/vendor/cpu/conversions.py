@@ -20,7 +20,7 @@ def widened(stmts: Sequence[Stmt]) -> list[Access]:
     """The elements that may be read before the loop: those of every point, and not of memory that
     the loop changes elsewhere."""
     stores = [s for s in stmts if isinstance(s, Store)]
-    computed = [s for s in stmts if not (isinstance(s, Store) and s.is_copy)]
+    computed = [s for s in stmts if not (isinstance(s, Store) and s.is_move)]
     return [
         (ref, index) for ref, index in unconditional_reads(computed)
         if ref.dtype == torch.float16
@@ -32,7 +32,7 @@ def narrowed(stmts: Sequence[Stmt]) -> list[Store]:
     """The stores that may be made after the loop."""
     return [
         s for s in stmts
-        if isinstance(s, Store) and s.ref.dtype == torch.float16 and not s.op and not s.is_copy
+        if isinstance(s, Store) and s.ref.dtype == torch.float16 and not s.op and not s.is_move
     ]  # fmt: skip
 
 

@@ -96,6 +96,7 @@ class CpuLowering(Lowering):
     atomic_dtypes = DTYPES
     wide_variance = True
     rounds_sums = True
+    overwrites = True
 
 
 class CpuTarget(LoopTarget):

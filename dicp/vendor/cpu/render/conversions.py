@@ -6,17 +6,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
 from dicp.codegen.emitter import Emitter
+from dicp.codegen.types import literal
 from dicp.codegen.values import local
 from dicp.loop.ir import expr as ir
 from dicp.loop.ir.access import Access, is_along
-from dicp.loop.ir.expr import Read
+from dicp.loop.ir.expr import Const, Expr, Masked, Read
 from dicp.loop.ir.index import Index, Var
 from dicp.loop.ir.kernel import Kernel, Stmt, Store
 from dicp.vendor.cpu.conversions import converted_copies, narrowed, widened
+
+BITS = {torch.bfloat16: torch.int16, torch.float16: torch.int16, torch.bool: torch.uint8}
+"""The types whose elements in memory differ from their values, and the types of these bits."""
 
 
 @dataclass(frozen=True)
@@ -126,7 +131,29 @@ class Conversions(Emitter):
         return var in needs.variables or bool(needs.names)
 
     def store(self, stmt: Store) -> Callable[[], None]:
-        return (lambda: None) if stmt in self._copies else super().store(stmt)
+        if stmt in self._copies:
+            return lambda: None
+        if stmt.is_copy or not stmt.is_move or stmt.ref.dtype not in BITS:
+            return super().store(stmt)
+        bits = self._bits(stmt.value)
+        return partial(self.line, f"{self._target(stmt)} = {bits};")
+
+    def _bits(self, expr: Expr, guard: str = "") -> str:
+        """The name of an element, a number, or what selections of them give, as it is stored."""
+        dtype = BITS[expr.dtype]
+        if isinstance(expr, Const):
+            return literal(torch.tensor(expr.value, dtype=expr.dtype).view(dtype).item(), dtype)
+        if isinstance(expr, Masked):
+            return self._bits(expr.args[1], self.guard_of(expr, guard))
+        place = self.place_of(expr, guard)
+        if isinstance(expr, Read):
+            text, other, test = self._place(expr, guard), literal(0, dtype), guard
+        else:
+            test = self.value(expr.args[0], guard)
+            text, other = (self._bits(arg, guard) for arg in expr.args[1:])
+        if test:
+            text = f"{self.selector(test, place)} ? {text} : {other}"
+        return self.once((expr, guard, "bits"), text, dtype, place)
 
     def loaded(self, item: Read, guard: str) -> str:
         return self._read_from.get((item.ref, item.index)) or super().loaded(item, guard)

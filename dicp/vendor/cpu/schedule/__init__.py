@@ -46,21 +46,21 @@ def with_form(kernel: Kernel, non_temporal_bytes: float = math.inf) -> Kernel:
 
 
 def _unrolled(kernel: Kernel) -> Kernel:
-    """The kernel without its last loop, if each of that loop's few iterations computes something
-    else, such as the real and imaginary parts of products: the loop around it is vectorized then.
-    """
+    """The kernel without its last loop, if that loop's few iterations do not all compute the same,
+    as the real and imaginary parts of products: the loop around it is vectorized then."""
     if kernel.kind != "pointwise" or len(kernel.parallel) < 2:
         return kernel
     *outer, last = kernel.parallel
     if not isinstance(last.size, int) or not 1 < last.size <= MAX_INTERLEAVED:
         return kernel
     parts = split(kernel.stmts(), last)
-    if len(parts) != last.size:
+    if len(parts) == 1:
         return kernel
     stmts: list[Stmt] = []
-    for k, part in enumerate(parts):
-        rewrite = Rewriter({last: Index(k)})
-        stmts += [rewritten(s, rewrite, rewrite.index) for s in part.stmts]
+    for part in parts:
+        for k in range(part.low, part.high):
+            rewrite = Rewriter({last: Index(k)})
+            stmts += [rewritten(s, rewrite, rewrite.index) for s in part.stmts]
     phase = replace(kernel.phases[0], stmts=tuple(stmts))
     return replace(kernel, parallel=tuple(outer), phases=(phase,))
 
