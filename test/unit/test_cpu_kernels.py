@@ -1075,3 +1075,10 @@ def test_elements_of_16_bits_are_selected_unconverted(name: str, dtype: torch.dt
     assert not re.search("d_(from|to)_(f16|bf16)|d_widen|d_narrow", text)
     found = compiled(MOVES[name])(x)
     assert torch.equal(found.view(torch.int16), MOVES[name](x).view(torch.int16))
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int8, torch.bool], ids=str)
+def test_counts_are_added_up_one_after_another(dtype: torch.dtype) -> None:
+    x = torch.randint(0, 2, (7, 300)).to(dtype)
+    assert "d_running_sum" not in text_of(lambda x: x.cumsum(1), x)
+    assert torch.equal(compiled(lambda x: x.cumsum(1))(x), x.cumsum(1))
