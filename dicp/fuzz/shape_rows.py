@@ -156,7 +156,7 @@ SHAPE = rows("""
     torch.kron({r2}, {r2_b}) | mul
     torch.block_diag({r2}, {r2_b}) | constant_pad_nd cat
     F.pixel_shuffle({r4}.repeat(1, 4, 1, 1), 2) | permute
-    torch.diag_embed({x}, {n}) | where eq
+    torch.diag_embed({x}, {n}) | diag_embed where eq
     torch.vander({r1}, 3) | pow
 """)  # noqa: E501
 

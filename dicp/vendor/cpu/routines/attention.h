@@ -131,7 +131,7 @@ template <class T> struct d_attention {
                         v.is_moderate(batches, heads / groups, keys, width);
   }
   // The keys that some of these rows see, from the beginning of a panel.
-  d_key_range visible_keys(int64_t b, int64_t h, int64_t first, int64_t count) const {
+  d_key_range key_range(int64_t b, int64_t h, int64_t first, int64_t count) const {
     const int64_t all = visible_end(first + count);
     if (!skips_masked_keys) return {0, all};
     int64_t lower = all, upper = 0;
@@ -267,7 +267,8 @@ static void d_attention_rows(const d_attention<T>& a, const d_packed<T>* keys, c
   float row_max[block], row_sum[block];
   d_pack_rows(a.q.at(b, h) + first * a.q.row, a.q.row, 1, count, a.depth, queries, d_query_step);
   for (int64_t i = 0; i < block; ++i) row_max[i] = -d_inff, row_sum[i] = 0;
-  const auto [start, end] = a.visible_keys(b, h, first, count);
+  const d_key_range seen = a.key_range(b, h, first, count);
+  const int64_t start = seen.first, end = seen.end;
   for (int64_t from = start; from < end; from += d_key_block) {
     const int64_t n = d_min(end - from, d_key_block), padded = d_round_up(n, d_panel);
     d_multiply_tiles<d_query_step, 1>(tiles, padded, depth, queries, keys + from * depth, depth * d_panel,
