@@ -105,3 +105,14 @@ def test_inside_a_checkpoint(backend_name: str) -> None:
         return torch.utils.checkpoint.checkpoint(attend, q, k, v, use_reentrant=False)
 
     check(fn, operands("square", torch.float32), backend_name)
+
+
+def in_float(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Attention of 16-bit floats whose scores are in float32, and whose keys have heads inside."""
+    scores = q.float() @ k.float().permute(0, 2, 3, 1) / 4
+    return torch.softmax(scores, -1).to(v.dtype) @ v
+
+
+def test_widened_keys_of_another_layout(backend_name: str) -> None:
+    q, k, v = operands("square", torch.bfloat16)
+    check(in_float, [q, k.transpose(1, 2).contiguous(), v], backend_name)

@@ -120,6 +120,13 @@ def test_constants_of_one_number_are_numbers() -> None:
     assert tidy(fn, SPECIAL) == {"aten.gt.Scalar": 1, "aten.full.default": 1, "aten.where.self": 1}
 
 
+def test_constants_that_no_scalar_holds_stay_tensors() -> None:
+    def fn(x: Tensor) -> Tensor:
+        return torch.where(x > 1, torch.tensor(1 << 63, dtype=torch.uint64), 0)
+
+    assert "aten.full.default" not in tidy(fn, SPECIAL)
+
+
 @symbolic
 def test_equal_computations_are_merged(symbolic: bool) -> None:
     def fn(x: Tensor) -> Tensor:

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from support.forked import COMPILER, server
 from torch import Tensor, nn
 from torch._decomp import decompositions
+from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 import dicp
 from dicp.dynamo_bridge.backend import cpugraph
@@ -42,6 +43,17 @@ def test_text_shows_eager_operators_with_reason_and_line() -> None:
     assert "linalg_eigh" in line and "no rule" in line
     assert "test_explain.py:" in line, "the user's line"
     assert "kernel" in text and "aten.relu.default" in text
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_flex_attention_with_a_mask_is_one_fused_operator(dtype: torch.dtype) -> None:
+    mask = create_block_mask(lambda b, h, i, j: i - j < 9, None, None, 64, 64, device="cpu")
+    q = torch.randn(1, 2, 64, 16, dtype=dtype)
+    with torch.no_grad():
+        explanation = dicp.explain(lambda q: flex_attention(q, q, q, block_mask=mask), q)
+    decisions = {node.op: node.decision for node in explanation.reports[0].nodes}
+    assert decisions["aten._scaled_dot_product_flash_attention_for_cpu.default"] == "library"
+    assert explanation.counts["eager"] == 0 and "aten._safe_softmax.default" not in decisions
 
 
 def test_backward_is_explained_too() -> None:

@@ -29,7 +29,6 @@ from dicp.dynamo_bridge.analysis.values import same_sizes, sizes_of, value_of
 from dicp.dynamo_bridge.attention.forward import attention_on
 from dicp.dynamo_bridge.attention.mask_values import HUGE
 from dicp.dynamo_bridge.attention.replacement import (
-    are_widened,
     fill_of,
     fused,
     row_source,
@@ -147,15 +146,12 @@ def decomposed(
 
 def is_attention(match: Match, context: PassContext) -> bool:
     """3-d or 4-d operands of one supported dtype, equal head sizes, masks that fit the scores."""
-    nodes = [match[name] for name in ("q", "kt", "v")]
-    values = [value_of(node) for node in nodes]
+    values = [value_of(match[name]) for name in ("q", "kt", "v")]
     if not all(isinstance(value, torch.Tensor) for value in values):
         return False
     q, kt, v = values
-    if v.dtype not in _DTYPES or q.dtype != kt.dtype:
-        return False
-    if q.dtype != v.dtype and (context.kind == "joint" or not are_widened(*nodes)):
-        return False
+    if v.dtype not in _DTYPES or (q.dtype != v.dtype and context.kind == "joint"):
+        return False  # `operands` may find inference's queries and keys before they were widened
     if any(value.dim() not in (3, 4) for value in values):
         return False
     if expression_of(q.shape[-1]) != expression_of(v.shape[-1]):

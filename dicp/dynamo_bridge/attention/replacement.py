@@ -83,13 +83,18 @@ def fused(
 def operands(
     rw: Rewriter, q: fx.Node, kt: fx.Node, v: fx.Node, grouped: bool = False
 ) -> tuple[fx.Node, fx.Node, fx.Node] | None:
-    """Queries, keys and values in four dimensions; None where keys and values differ in size, and
-    where the fused operator would give 0 for rows of NaN.
+    """Queries, keys and values in four dimensions; None where keys and values differ in size, where
+    dtypes differ, and where the fused operator would give 0 for rows of NaN.
+
+    Queries and keys are taken before they were converted to float32 from the values' 16-bit dtype:
+    fused operators sum their products, which are exact, in float32 themselves.
 
     `grouped`: take keys and values before they were repeated for grouped heads.
     """
     dtype = value_of(v).dtype
     q, k = _narrow(q, dtype), _narrow(_transposed(rw, _narrow(kt, dtype)), dtype)
+    if not value_of(q).dtype == value_of(k).dtype == dtype:
+        return None
     groups, root = [ungrouped(k), ungrouped(v)], sizes_of(rw.root) or ()
     if grouped and len(root) == 4 and all((sizes_of(x) or ())[:1] == root[:1] for x in groups):
         k, v = (x for x in groups if x is not None)
@@ -99,14 +104,6 @@ def operands(
         return None
     q = _batched(rw, q)
     return None if _marks_hidden_rows(rw, q, k, v) is False else (q, k, v)
-
-
-def are_widened(q: fx.Node, kt: fx.Node, v: fx.Node) -> bool:
-    """Whether queries and keys are 16-bit floats of the values' dtype, converted to float32: fused
-    operators sum their products, which are exact, in float32 themselves."""
-    dtype = value_of(v).dtype
-    keys = kt if permutation_of(kt) is None else kt.args[0]
-    return all(value_of(_narrow(x, dtype)).dtype == dtype for x in (q, keys))
 
 
 def _narrow(node: Any, dtype: torch.dtype) -> Any:

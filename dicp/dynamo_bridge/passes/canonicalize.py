@@ -220,15 +220,13 @@ def _clone(c: _Canonicalizer, node: fx.Node) -> Rewrite:
 
 
 def _lift_fresh_copy(c: _Canonicalizer, node: fx.Node) -> Rewrite:
-    # A copy of a constant of one number, such as `torch.tensor(-math.inf)`, is full([], number).
+    # lift_fresh_copy(constant of one number, as torch.tensor(-math.inf)) = full([], number)
     source, value = node.args[0], node.meta["val"]
     if source.op != "get_attr" or value.dim() or value.dtype.is_complex:
         return _clone(c, node)
     with disable_current_modes():
         number = getattr(node.graph.owning_module, source.target).item()
-    kwargs = {"dtype": value.dtype, "layout": value.layout, "device": value.device,
-              "pin_memory": False}  # fmt: skip
-    return c._infer.emit(node, aten.full.default, ([], number), kwargs, (node,))
+    return _full(c, node, [], number, (node,)) or _clone(c, node)
 
 
 def _detach_copy(c: _Canonicalizer, node: fx.Node) -> Rewrite:
@@ -305,13 +303,21 @@ def _full_like(c: _Canonicalizer, node: fx.Node, fill: Number) -> Rewrite:
     source = node.args[0]
     if not isinstance(source, fx.Node) or source.target is not aten.full.default:
         return None
-    if value.dtype == torch.uint64 and fill >= 1 << 63:  # more than a Scalar holds
-        return None
     if difference(shape_of(value), shape_of(source.meta["val"])) is not None:
+        return None
+    return _full(c, node, source.args[0], fill, (source, node))
+
+
+def _full(
+    c: _Canonicalizer, node: fx.Node, size: Any, fill: Number, origins: tuple[fx.Node, ...]
+) -> Rewrite:
+    """A call that fills a tensor of the node's dtype, in place of the node."""
+    value = node.meta["val"]
+    if value.dtype == torch.uint64 and fill >= 1 << 63:  # more than a Scalar holds
         return None
     kwargs = {"dtype": value.dtype, "layout": value.layout, "device": value.device,
               "pin_memory": False}  # fmt: skip
-    return c._infer.emit(node, aten.full.default, (source.args[0], fill), kwargs, (source, node))
+    return c._infer.emit(node, aten.full.default, (size, fill), kwargs, origins)
 
 
 # Neutral operands. x*1, x/1, x-0 and x**1 are exact for every real x, NaN and -0.0 included. x+0 is
