@@ -297,7 +297,7 @@ class StreamPool:
     def take(self, size: int) -> torch.Tensor:
         block = None if torch_private.capturing() else reused(self._blocks(), size)
         if block is None:
-            block = torch.empty(size + 64, dtype=torch.uint8, device=self.device)
+            block = torch.empty(size, dtype=torch.uint8, device=self.device)
         return block
 
     def give(self, block: torch.Tensor) -> None:

@@ -145,6 +145,18 @@ def test_plans_for_other_sizes_keep_no_workspace(monkeypatch: pytest.MonkeyPatch
     assert len(held) > 3 and sum(held.values()) == max(held.values())
 
 
+def test_a_block_may_begin_anywhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has room for buffers that begin at whole cache lines."""
+
+    class Odd(HostMemory):
+        def take(self, size: int) -> Tensor:
+            return torch.empty(size + 1, dtype=torch.uint8)[1:]
+
+    monkeypatch.setattr(find_target("cpu"), "host_pool", Odd())
+    x, w = torch.rand(100, 64), torch.rand(64, 64) / 64
+    torch.testing.assert_close(torch.compile(chain, backend="cpugraph")(x, w), chain(x, w))
+
+
 def test_workspaces_are_lent_and_returned() -> None:
     pool = HostMemory()
     first = pool.take(100)

@@ -115,7 +115,7 @@ class OwnMemory:
         self.device = device
 
     def take(self, size: int) -> torch.Tensor:
-        return torch.empty(size + 64, dtype=torch.uint8, device=self.device)
+        return torch.empty(size, dtype=torch.uint8, device=self.device)
 
     def give(self, block: torch.Tensor) -> None:
         """Does nothing: a recording keeps the memory it uses, and no other run may take it."""
@@ -159,7 +159,8 @@ def release(block: torch.Tensor) -> None:
 class Pool(Protocol):
     """Lends blocks of the device's memory, and allocates results."""
 
-    def take(self, size: int) -> torch.Tensor: ...
+    def take(self, size: int) -> torch.Tensor:
+        """A block of at least `size` bytes."""
 
     def give(self, block: torch.Tensor) -> None: ...
 

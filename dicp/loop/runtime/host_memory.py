@@ -45,7 +45,7 @@ class HostMemory:
 
     def take(self, size: int) -> torch.Tensor:
         block = reused(self._free, size)
-        return torch.empty(size + 64, dtype=torch.uint8) if block is None else block
+        return torch.empty(size, dtype=torch.uint8) if block is None else block
 
     def give(self, block: torch.Tensor) -> None:
         if is_kept(block, self._free, 4, MAX_KEPT):

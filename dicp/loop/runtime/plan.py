@@ -26,6 +26,7 @@ from dicp.loop.runtime.checks import (
 )
 from dicp.loop.runtime.device import DeviceRuntime, Native, Pool, Segment
 from dicp.loop.runtime.profiled import ProfiledSteps
+from dicp.loop.schedule.memory import ALIGNMENT
 from dicp.loop.schedule.placement import Placement, Step, is_ref, refs
 from dicp.rule_errors import described, place_of, raise_run_failure
 from dicp.serialize import (
@@ -490,7 +491,7 @@ class ExecutionPlan:
                 self._pool.give(block)
 
     def _take_workspace(self) -> torch.Tensor:
-        block = self._pool.take(self._workspace.total or 1)
+        block = self._pool.take(self._workspace.total + ALIGNMENT)
         if block is not self._block:
             self._move_workspace(block)
         return block
@@ -498,7 +499,7 @@ class ExecutionPlan:
     def _move_workspace(self, block: torch.Tensor) -> None:
         self._block = block
         start = block.data_ptr()
-        shift = -start % 64
+        shift = -start % ALIGNMENT
         for slot, offset in self._workspace.offsets.items():
             b = self.buffers[slot]
             self._place(slot, start + shift + offset)

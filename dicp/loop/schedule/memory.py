@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 ALIGNMENT = 64
+"""Bytes of which buffers begin at a multiple: a cache line. A block has as many bytes more than its
+buffers need, since its own address may be any."""
 
 
 @dataclass(frozen=True)
