@@ -47,6 +47,11 @@ class Origin:
         return repr(str(self))
 
 
+def merged_origins(*parts: Sequence[Origin]) -> tuple[Origin, ...]:
+    """The origins of several parts that become one, each node once."""
+    return tuple({origin.node: origin for part in parts for origin in part}.values())
+
+
 def origin_of(node: fx.Node) -> Origin:
     place = place_of(node)
     line_of = node.meta.get(LINE_OF, "")

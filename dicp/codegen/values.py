@@ -76,7 +76,7 @@ class Values(abc.ABC, Generic[Place]):
 
     def __init__(self, kernel: Kernel) -> None:
         self.kernel = kernel
-        self.stored = {s.ref.root for s in kernel.stores()}
+        self.stored = kernel.written_buffers()
         self.saves = {s.name: s for s in kernel.stmts() if isinstance(s, ScratchStore)}
         self.variants = kernel.variants
         self.args: dict[Ref, str] = {}

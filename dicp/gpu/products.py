@@ -39,7 +39,7 @@ from dicp.loop.ir.index import (
 from dicp.loop.ir.kernel import Form, Kernel, Let, Phase, Store
 from dicp.loop.schedule.form import FormChooser
 from dicp.loop.schedule.kernels import Step
-from dicp.origin import Origin
+from dicp.origin import Origin, merged_origins
 
 aten = torch.ops.aten
 
@@ -75,9 +75,7 @@ class Product:
     @property
     def origins(self) -> tuple[Origin, ...]:
         """The graph nodes that the product and its epilogue compute."""
-        found = {str(o): o for o in self.call.origins}
-        found |= {str(o): o for o in (self.epilogue.origins if self.epilogue else ())}
-        return tuple(found.values())
+        return merged_origins(self.call.origins, self.epilogue.origins if self.epilogue else ())
 
     @property
     def loops(self) -> tuple[Var, ...]:
@@ -278,16 +276,16 @@ def _with_epilogue(
     call = steps[at]
     assert isinstance(call, Call)
     out = call.outs[0]
-    readers = [k for k in range(at + 1, len(steps)) if out.root in _read(steps[k])]
+    readers = [k for k in range(at + 1, len(steps)) if out.root in steps[k].read_buffers()]
     if not readers or _operands(call) is None:
         return None
     place = readers[0]
     if placed[place] != (steps[place],):
         return None  # it is the epilogue of another product
     epilogue = steps[place]
-    sources = {r.root for r in call.reads()}
+    sources = call.read_buffers()
     later = steps[at + 1 : place + 1]
-    if not isinstance(epilogue, Kernel) or any(sources & set(_written(s)) for s in later):
+    if not isinstance(epilogue, Kernel) or any(sources & s.written_buffers() for s in later):
         return None
     found = _split(epilogue, call)
     if found is None:
@@ -296,22 +294,6 @@ def _with_epilogue(
     keep = len(readers) > 1 or out.root in returned
     matrix = _made(call, *loops, mapping, epilogue, keep)
     return None if matrix is None else (matrix, place)
-
-
-def _read(step: Step) -> set[Ref]:
-    if isinstance(step, Call):
-        return {r.root for r in step.reads()}
-    places = (inner for s in step.stores() for inner in indirect_exprs(s.index))
-    return {item.ref.root for item in [*step.reads(), *ir.reads(places)]}
-
-
-def _written(step: Step) -> Iterator[Ref]:
-    if isinstance(step, Call):
-        yield from (
-            r.root for r in (step.outs if not step.mutates else [*step.outs, *step.reads()])
-        )
-    else:
-        yield from (s.ref.root for s in step.stores())
 
 
 def _split(epilogue: Kernel, call: Call) -> tuple[Loops, dict[Var, Index]] | None:

@@ -160,7 +160,7 @@ def _crossing_threads(kernel: Kernel, facts: DeviceFacts) -> CrossingThreads | N
     crossing = crossing_loop(kernel, MIN_CROSSING, ASSUMED_SIZE)
     if crossing is None:
         return None
-    last, stored = kernel.parallel[-1], {s.ref.root for s in kernel.stores()}
+    last, stored = kernel.parallel[-1], kernel.written_buffers()
     reads = [
         access for access in unconditional_reads(kernel.stmts()) if access[0].root not in stored
     ]

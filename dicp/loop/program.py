@@ -161,7 +161,7 @@ class ProgramBuilder:
         return self.numbers[ref]
 
     def _launch(self, kernel: RenderedKernel) -> dict[str, Any]:
-        stored = {s.ref.root for s in kernel.kernel.stores()}
+        stored = kernel.kernel.written_buffers()
         return {
             "kernel": kernel.name,
             "args": [self.number(r) for r in kernel.args],

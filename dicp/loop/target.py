@@ -79,7 +79,7 @@ class LoopTarget(RuleTarget):
     """Which cross-row reductions are fused into inner reductions; None: `render_kernel` need not
     know stores with `op` outside of scatters."""
     transposes = False
-    """Whether operands that lie across the loops of a reduction are copied first, transposed."""
+    """Whether operands that a reduction's innermost loops would stride are copied first."""
     bakes_lines = False
     """Whether compiled kernels contain the user's lines, for the messages of runtime checks."""
 

@@ -22,10 +22,14 @@ def deep_variables(atom: Atom) -> set[Var]:
     return {v for a, _ in atom.value.terms for v in deep_variables(a)}
 
 
+def all_variables(index: Index) -> set[Var]:
+    """The loop variables that `index` depends on, those in indirect expressions included."""
+    return {v for atom, _ in index.terms for v in deep_variables(atom)}
+
+
 def is_along(index: Index, var: Var) -> bool:
     """Whether `index` rises by one with each point of `var`."""
-    others = (atom for atom, _ in index.terms if atom != var)
-    return index.coefficient(var) == 1 and not any(var in deep_variables(a) for a in others)
+    return index.coefficient(var) == 1 and var not in all_variables(index.without(var))
 
 
 def unconditional_reads(stmts: Iterable[Stmt]) -> list[Access]:

@@ -45,6 +45,12 @@ class Ref:
     def root(self) -> Ref:
         return self if self.base is None else self.base.root
 
+    def chain(self) -> Iterator[Ref]:
+        """This tensor, its base, and so on up to the root."""
+        yield self
+        if self.base is not None:
+            yield from self.base.chain()
+
     def __str__(self) -> str:
         return self.name
 

@@ -92,6 +92,14 @@ class Call:
     def reads(self) -> list[Ref]:
         return list(refs_in((self.args, self.kwargs)))
 
+    def read_buffers(self) -> set[Ref]:
+        """The memory that it reads."""
+        return {ref.root for ref in self.reads()}
+
+    def written_buffers(self) -> set[Ref]:
+        """The memory that it writes, or may write."""
+        return {ref.root for ref in (*self.outs, *(self.reads() if self.mutates else ()))}
+
 
 def refs_in(value: Any) -> Iterator[Ref]:
     """The buffers in arguments or outputs, however deeply nested."""

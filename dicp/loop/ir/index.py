@@ -178,6 +178,10 @@ class Index:
     def coefficient(self, atom: Atom) -> Size:
         return next((c for a, c in self.terms if a == atom), 0)
 
+    def without(self, *atoms: Atom) -> Index:
+        """This index without the terms of `atoms`."""
+        return Index(self.const, tuple(t for t in self.terms if t[0] not in atoms))
+
     @property
     def is_affine(self) -> bool:
         """Whether every atom is a plain loop variable."""

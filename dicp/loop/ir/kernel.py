@@ -12,7 +12,7 @@ import torch
 
 from dicp.loop.ir import expr as ir
 from dicp.loop.ir.expr import Expr, Read, Ref
-from dicp.loop.ir.index import Index, Size, Var, index_text
+from dicp.loop.ir.index import Index, Size, Var, index_text, indirect_exprs
 from dicp.origin import Origin
 
 
@@ -186,6 +186,15 @@ class Kernel:
     def reads(self) -> list[Read]:
         """The reads of all statements; those of a shared expression occur once."""
         return ir.reads(self.exprs())
+
+    def read_buffers(self) -> set[Ref]:
+        """The memory that it reads, that of indices of stores included."""
+        places = (inner for s in self.stores() for inner in indirect_exprs(s.index))
+        return {item.ref.root for item in (*self.reads(), *ir.reads(places))}
+
+    def written_buffers(self) -> set[Ref]:
+        """The memory that it writes."""
+        return {s.ref.root for s in self.stores()}
 
     def text(self) -> str:
         """The kernel as readable text, for dumps and golden tests."""

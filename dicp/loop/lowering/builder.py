@@ -39,7 +39,7 @@ from dicp.loop.lowering.layout import (
     sizes_of,
     strides_of,
 )
-from dicp.loop.lowering.value import Value, single, symbolic_float
+from dicp.loop.lowering.value import Body, Coordinates, Value, single, symbolic_float
 from dicp.origin import Origin
 from dicp.rules import NoRule
 from dicp.target import LowerContext
@@ -119,13 +119,14 @@ class GraphBuilder:
     def strides_of_result(self, shape: Sequence[Size]) -> tuple[Size, ...] | None:
         """Eager's strides of the node's result that has this shape, if any, without overlap."""
         val = self.node.meta.get("val")
-        candidates = val if isinstance(val, (tuple, list)) else [val]
-        for item in candidates:
-            if isinstance(item, torch.Tensor) and item.ndim == len(shape):
-                if sizes_of(item.shape) == tuple(shape) and item.layout == torch.strided:
-                    strides = strides_of(item)
-                    if is_injective(tuple(shape), strides):
-                        return strides
+        for item in val if isinstance(val, (tuple, list)) else [val]:
+            if not isinstance(item, torch.Tensor) or item.layout != torch.strided:
+                continue
+            if item.ndim != len(shape) or sizes_of(item.shape) != tuple(shape):
+                continue
+            strides = strides_of(item)
+            if is_injective(tuple(shape), strides):
+                return strides
         return None
 
     @property
@@ -156,7 +157,7 @@ class GraphBuilder:
         self,
         shape: Sequence[Size],
         dtype: torch.dtype,
-        body: Callable[[tuple[Index, ...]], Expr],
+        body: Body,
         strides: Sequence[Size] | None = None,
     ) -> Value:
         """A tensor of `shape` whose element at `idx` is `body(idx)`."""
@@ -190,7 +191,7 @@ class GraphBuilder:
         shape: Sequence[Size],
         axes: Sequence[int],
         dtype: torch.dtype,
-        body: Callable[[tuple[Index, ...]], Expr],
+        body: Body,
         keepdim: bool = True,
     ) -> Value:
         """The reduction of `body` over `shape` by `op` along `axes`."""
@@ -213,7 +214,7 @@ class GraphBuilder:
         self,
         value: Value,
         shape: Sequence[Size],
-        coords: Callable[[tuple[Index, ...]], Sequence[Index]],
+        coords: Coordinates,
     ) -> Value:
         """A view of `value` with another shape: `coords` maps new coordinates to old ones."""
         shape = tuple(shape)
@@ -417,7 +418,6 @@ class GraphBuilder:
         kwargs: dict[str, Any] | None = None,
         *,
         out_variant: Any = None,
-        kind: Any = "library",
         outs: Sequence[torch.Tensor] | None = None,
     ) -> tuple[Value, ...]:
         """A library call; tensor arguments are realized, and strided views are passed as such."""
@@ -428,7 +428,6 @@ class GraphBuilder:
             {k: self.realized(v) for k, v in (kwargs or {}).items()},
             refs,
             out_variant,
-            kind=kind,
             origins=self._origins,
         )
         self._finish_call(node)

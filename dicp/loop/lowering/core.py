@@ -27,7 +27,7 @@ from dicp.operator_choice import ASKED_EAGER, check_eager, kept_eager
 from dicp.origin import origin_of
 from dicp.rule_errors import InvalidResult, naming_rule, paired_results
 from dicp.rules import NoRule, RuleEntry, RuleTable
-from dicp.target import LowerContext, NodeReport, unreadable
+from dicp.target import Decision, LowerContext, NodeReport, unreadable
 from dicp.torch_private import OpOverload, expression_of, is_object, schema_of
 
 
@@ -39,7 +39,7 @@ class Lowering(GraphBuilder):
         gm: fx.GraphModule,
         context: LowerContext,
         rules: RuleTable,
-        decide: Callable[[fx.Node], Any],
+        decide: Callable[[fx.Node], Decision],
     ) -> None:
         super().__init__(gm, context)
         self.rules = rules
@@ -126,9 +126,9 @@ class Lowering(GraphBuilder):
     def _call_node(self, node: fx.Node) -> Any:
         decision = self.decide(node)
         if kept_eager(node):
-            decision = type(decision)("eager", ASKED_EAGER)
+            decision = Decision("eager", ASKED_EAGER)
         elif decision.kind != "eager" and (reason := unreadable(node)):
-            decision = type(decision)("eager", reason)
+            decision = Decision("eager", reason)
         self._origins = (origin_of(node),)
         result: Any = None
         if decision.kind != "eager":
@@ -142,7 +142,7 @@ class Lowering(GraphBuilder):
                 del self.graph.nodes[mark:], self.graph.requirements[demands:]
                 for nodes in self._readers.values():
                     nodes[:] = [n for n in nodes if id(n) not in dropped]
-                decision = type(decision)("eager", str(reason))
+                decision = Decision("eager", str(reason))
         if decision.kind == "eager":
             check_eager(node, decision.reason, self.context.config, self.context.target)
             result = self.eager(node)
@@ -180,7 +180,7 @@ class Lowering(GraphBuilder):
         pairs = zip(self.first_sizes(left), self.first_sizes(right), strict=True)
         return all(a == b or not (isinstance(a, int) and isinstance(b, int)) for a, b in pairs)
 
-    def _report(self, node: fx.Node, decision: Any) -> None:
+    def _report(self, node: fx.Node, decision: Decision) -> None:
         if isinstance(node.target, OpOverload) or decision.kind == "eager":
             origin = self._origins[-1]
             self.reports.append(NodeReport(origin, decision.kind, decision.reason))

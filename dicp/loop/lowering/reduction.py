@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -14,6 +14,7 @@ from dicp.loop.ir.expr import Expr, apply, cast
 from dicp.loop.ir.index import Index, Size, normal, product
 from dicp.loop.lowering.conditions import compare, select
 from dicp.loop.lowering.core import Lowering, Value
+from dicp.loop.lowering.value import Body
 from dicp.loop.lowering.views import wrap
 from dicp.loop.thresholds import MAX_CANCELLED, MIN_SHIFT, SAMPLE_STEP
 from dicp.rules import NoRule, RuleTable
@@ -165,7 +166,7 @@ def broadcast_in_memory(lw: Lowering, value: Value, shape: Sequence[Size]) -> Va
 
 def _summed(
     lw: Lowering, shape: Sequence[Size], axes: Sequence[int], first: int | None,
-    dtype: torch.dtype, body: Callable[[tuple[Index, ...]], Expr],
+    dtype: torch.dtype, body: Body,
 ) -> Value:  # fmt: skip
     """The sum of `body` along `axes`; if `first` is one, along it first, and that is stored."""
     if first is None:
@@ -212,7 +213,7 @@ def moments(
     size = lw.scalar(count_of(x, axes), dtype)
     eps = torch.finfo(dtype).eps
 
-    def summed(body: Callable[[tuple[Index, ...]], Expr]) -> Value:
+    def summed(body: Body) -> Value:
         return _summed(lw, x.shape, axes, first, dtype, body)
 
     if first is None:

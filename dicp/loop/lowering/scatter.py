@@ -23,6 +23,7 @@ from dicp.loop.lowering.indexing import (
     no_masks,
     proven,
 )
+from dicp.loop.lowering.value import Body, Coordinates
 from dicp.loop.lowering.views import wrap
 from dicp.loop.thresholds import MIN_SCATTER_RATIO
 from dicp.rules import NoRule, RuleTable
@@ -36,8 +37,8 @@ def scattered(
     lw: Lowering,
     base: Value,
     shape: Sequence[Size],
-    body: Callable[[tuple[Index, ...]], Expr],
-    target: Callable[[tuple[Index, ...]], Sequence[Index]],
+    body: Body,
+    target: Coordinates,
     op: str = "store",
     wide: torch.dtype | None = None,
     strides: Sequence[Size] | None = None,
@@ -71,10 +72,8 @@ def scattered(
 
 
 def _scattered_along(
-    lw: Lowering, x: Value, dim: int, shape: Sequence[Size],
-    body: Callable[[tuple[Index, ...]], Expr],
-    place: Callable[[Sequence[Index]], Index],
-    op: str,
+    lw: Lowering, x: Value, dim: int, shape: Sequence[Size], body: Body,
+    place: Callable[[Sequence[Index]], Index], op: str,
 ) -> Value:  # fmt: skip
     """`scattered` at `place` along `dim`; 16-bit floats are combined in float32, as in eager."""
 
@@ -110,9 +109,7 @@ def _is_same_along(
 
 
 def _in_slices(
-    lw: Lowering, x: Value, dim: int, shape: Sequence[Size],
-    body: Callable[[tuple[Index, ...]], Expr],
-    target: Callable[[tuple[Index, ...]], Sequence[Index]],
+    lw: Lowering, x: Value, dim: int, shape: Sequence[Size], body: Body, target: Coordinates,
     op: str,
 ) -> Value:  # fmt: skip
     """`x` with slices combined into it in float32, without a copy of `x` in float32: one of the

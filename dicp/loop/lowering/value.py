@@ -5,7 +5,7 @@ In: a Ref of the loop IR, a Python number, a symbolic size. Out: its elements as
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import sympy
@@ -15,6 +15,11 @@ from dicp.loop.ir import expr as ir
 from dicp.loop.ir.expr import Expr, Ref
 from dicp.loop.ir.index import ZERO, Index, Size, Var, normal
 from dicp.rules import NoRule
+
+Body = Callable[[tuple[Index, ...]], Expr]
+"""The element of a tensor at given coordinates."""
+Coordinates = Callable[[tuple[Index, ...]], Sequence[Index]]
+"""Coordinates in another tensor, of those in this one."""
 
 
 @dataclass(frozen=True, eq=False)

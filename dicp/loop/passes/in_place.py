@@ -12,6 +12,7 @@ from typing import Any
 from dicp.loop.ir.expr import Load, Ref
 from dicp.loop.ir.graph import Call, Compute, Graph, Node, refs_in
 from dicp.loop.ir.index import contiguous_strides, domain, flatten
+from dicp.origin import merged_origins
 
 
 @dataclass(frozen=True)
@@ -81,10 +82,8 @@ def _is_last_use(graph: Graph, update: _Update) -> bool:
 
 
 def _writes(node: Node, roots: tuple[Ref, Ref]) -> bool:
-    if isinstance(node, Call):
-        refs = [*node.outs, *(node.reads() if node.mutates else ())]
-        return any(ref.root in roots for ref in refs)
-    return node.out.root in roots
+    written = node.written_buffers() if isinstance(node, Call) else {node.out.root}
+    return not written.isdisjoint(roots)
 
 
 def _apply(graph: Graph, update: _Update) -> None:
@@ -93,8 +92,7 @@ def _apply(graph: Graph, update: _Update) -> None:
     first = (n for n in scatter.after if n is not copy)
     scatter.after = (*first, *(n for n in readers if n is not copy))
     scatter.out.base = update.tensor
-    known = {origin.node for origin in scatter.origins}
-    scatter.origins += tuple(o for o in write.origins if o.node not in known)
+    scatter.origins = merged_origins(scatter.origins, write.origins)
     graph.nodes = [n for n in graph.nodes if n not in (copy, write)]
     for node in graph.nodes:
         node.after = tuple(scatter if n is write else n for n in node.after)

@@ -62,10 +62,8 @@ def _inline_into(
             budget[0] -= count
             if budget[0] < 0:
                 return None
-            mapping = {
-                Var(i, s): c
-                for i, (s, c) in enumerate(zip(producer.shape, item.coords, strict=True))
-            }
+            own = (Var(k, size) for k, size in enumerate(producer.shape))
+            mapping = dict(zip(own, item.coords, strict=True))
             _merge_origins(node, producer)
             # Loads at the producer's own point may lie elsewhere for this reader: try to inline
             # them.

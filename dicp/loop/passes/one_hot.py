@@ -72,7 +72,7 @@ class _Row:
 
     def _first_match(self, index: Index, place: Expr) -> Expr | None:
         """The condition that `index`, which grows by one per iteration, takes the value `place`."""
-        first = Index(index.const, tuple(t for t in index.terms if t[0] != self.along))
+        first = index.without(self.along)
         if self.along in first.variables():
             return None
         limits = (("ge", first), ("lt", first + self.along.size))

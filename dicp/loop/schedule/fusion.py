@@ -16,7 +16,7 @@ from dicp.loop.ir.graph import Compute, Graph, Node, refs_in
 from dicp.loop.ir.index import product
 from dicp.loop.schedule.groups import CrossRow, Group, outputs_of, predecessors, single
 from dicp.loop.schedule.joins import equally_partitioned, join, join_cross_row, only_sums
-from dicp.loop.schedule.legality import external_refs, legal, stores_across
+from dicp.loop.schedule.legality import external_refs, has_strided_store, legal, topological
 from dicp.loop.thresholds import MAX_MEMBERS, MAX_REFS
 
 
@@ -128,16 +128,16 @@ class _Fuser:
 
     def _admit(self, a: Group, b: Group, merged: Group | None) -> bool:
         """Replace `a` and `b` by `merged` if legal and within the limits; return whether it did."""
-        if (
-            merged is None
-            or len(merged.nodes) > MAX_MEMBERS
-            or (self.partitions and not equally_partitioned(merged, self.partitions))
-            or not legal(merged, a, b)
-            or self._stores_across(merged, a, b)
-            or self._cyclic(a, b)
-        ):
+        if merged is None or len(merged.nodes) > MAX_MEMBERS:
             return False
-        if len(external_refs(merged)) > MAX_REFS:
+        merged.nodes = [*topological(merged.computes())]
+        if (
+            (self.partitions and not equally_partitioned(merged, self.partitions))
+            or not legal(merged, a, b)
+            or self._has_strided_stores(merged, a, b)
+            or self._cyclic(a, b)
+            or len(external_refs(merged)) > MAX_REFS
+        ):
             return False
         merged.order = max(a.order, b.order)
         merged.depends = (a.depends | b.depends) - {a, b}
@@ -153,11 +153,11 @@ class _Fuser:
             self.users[dep].add(merged)
         return True
 
-    def _stores_across(self, merged: Group, a: Group, b: Group) -> bool:
-        """Whether results of a pointwise group would be stored across a reduction's loads."""
-        apart = [g for g in (a, b) if g.axes is None]
-        return len(apart) == 1 and any(
-            stores_across(merged, n) for n in apart[0].computes()
+    def _has_strided_stores(self, merged: Group, a: Group, b: Group) -> bool:
+        """Whether a reduction's innermost loops would stride results of a pointwise group."""
+        pointwise = [g for g in (a, b) if g.axes is None]
+        return len(pointwise) == 1 and any(
+            has_strided_store(merged, n) for n in pointwise[0].computes()
             if n.realize or n.out.root in self.returned
         )  # fmt: skip
 

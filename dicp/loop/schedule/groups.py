@@ -5,6 +5,7 @@ In: the nodes of a graph. Out: one `Group` per node, which fusion merges.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
@@ -34,15 +35,21 @@ class Group:
 
     nodes: list[Node]
     dims: tuple[Size, ...] = ()
+    """Sizes of the iteration domain."""
     axes: frozenset[int] | None = None
+    """Those of its axes that are reduced; None for a pointwise group."""
     coords: dict[Compute, tuple[Index, ...]] = field(default_factory=dict)
+    """Member -> its own coordinates at each point of the domain."""
     rows_only: set[Compute] = field(default_factory=set)
+    """Members that run once per row: at each point of the parallel axes."""
     cross_row: frozenset[Compute] = frozenset()
     """Cross-row reductions, over parallel axes: one accumulator for each element of a row."""
     cross_row_axes: frozenset[int] = frozenset()
     """The axes that `cross_row` reduces."""
     depends: set[Group] = field(default_factory=set)
+    """Groups that must run before."""
     order: int = 0
+    """Position of its last node in the graph."""
 
     @property
     def is_call(self) -> bool:
@@ -76,13 +83,10 @@ def outputs_of(node: Node) -> Iterable[Ref]:
 
 def predecessors(node: Node, producers: dict[Ref, Node]) -> Iterator[Node]:
     """Nodes whose results `node` reads, and those it must follow."""
-    for ref in node.reads():
-        current: Ref | None = ref
-        while current is not None:
-            found = producers.get(current)
-            if found is not None and found is not node:
-                yield found
-            current = current.base
+    for ref in itertools.chain.from_iterable(read.chain() for read in node.reads()):
+        found = producers.get(ref)
+        if found is not None and found is not node:
+            yield found
     if isinstance(node, Compute) and node.out.base is not None:
         found = producers.get(node.out.base)
         if found is not None:

@@ -28,9 +28,8 @@ def join(a: Group, b: Group) -> Group | None:
 
 
 def _union(a: Group, b: Group, dims: tuple[Size, ...], axes: frozenset[int] | None) -> Group:
-    position = {n: i for i, n in enumerate([*a.nodes, *b.nodes])}
-    nodes = sorted({**dict.fromkeys(a.nodes), **dict.fromkeys(b.nodes)}, key=lambda n: position[n])
-    return Group(nodes, dims, axes, {**a.coords, **b.coords}, a.rows_only | b.rows_only)
+    nodes, coords = [*a.nodes, *b.nodes], {**a.coords, **b.coords}
+    return Group(nodes, dims, axes, coords, a.rows_only | b.rows_only)
 
 
 def _moved(group: Group, mapping: dict[Var, Index]) -> dict[Compute, tuple[Index, ...]]:
@@ -58,9 +57,9 @@ def _recombine(dims: Sequence[Size], blocks: Sequence[tuple[Size, int, Var]]) ->
     for axis, size in enumerate(dims):
         parts = [(s, v) for s, k, v in blocks if k == axis]
         value, step = ZERO, 1
-        for piece_size, var in reversed(parts):
+        for factor, var in reversed(parts):
             value = value + variable(var) * step
-            step = step * piece_size  # type: ignore[assignment]
+            step = step * factor  # type: ignore[assignment]
         mapping[Var(axis, size)] = value
     return mapping
 

@@ -5,6 +5,7 @@ In: a graph. Out: its kernels, with their forms, and its calls in the order they
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -34,6 +35,7 @@ from dicp.loop.schedule.nest import Nest
 from dicp.loop.schedule.partition import partitioned
 from dicp.loop.schedule.transposes import transposed_operands
 from dicp.loop.thresholds import HEAVY, MAX_REPEATED_READS, MAX_SCRATCH_ROW
+from dicp.origin import merged_origins
 
 Step = Kernel | Call
 
@@ -56,8 +58,8 @@ def schedule(
     """The kernels and calls of a graph in the order they run.
 
     `cross_row` says which cross-row reductions may fuse into inner reductions, if any; `with_form`
-    sets each kernel's form. With `transposes`, operands across the loops of a reduction are copied
-    first.
+    sets each kernel's form. With `transposes`, operands that a reduction's innermost loops would
+    stride are copied first.
     """
     scatter_in_place(graph)
     inline(graph)
@@ -84,12 +86,8 @@ def _stored_refs(graph: Graph, groups: Sequence[Group]) -> set[Ref]:
     stored |= {r.root for r in refs_in(graph.outputs)}
     for group in groups:
         for node in group.nodes:
-            for ref in node.reads():
-                current: Ref | None = ref
-                while current is not None:
-                    if home.get(current) is not group:
-                        stored.add(current)
-                    current = current.base
+            read = itertools.chain.from_iterable(ref.chain() for ref in node.reads())
+            stored |= {ref for ref in read if home.get(ref) is not group}
             if isinstance(node, Compute) and node.out.base is not None:
                 stored |= {node.out, node.out.base}
     return stored
@@ -245,5 +243,4 @@ class _KernelBuilder:
         kind: KernelKind = "outer_reduction" if self.is_outer else "inner_reduction"
         if scatter or not axes:
             kind = "scatter" if scatter else "pointwise"
-        origins = {o.node: o for n in group.computes() for o in n.origins}
-        return nest.kernel(kind, tuple(origins.values()))
+        return nest.kernel(kind, merged_origins(*(n.origins for n in group.computes())))

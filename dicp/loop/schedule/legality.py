@@ -6,7 +6,7 @@ point and in an earlier pass or the same, and stores do not overtake loads.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from dicp.loop.ir.expr import Ref
 from dicp.loop.ir.graph import Compute
@@ -18,31 +18,31 @@ from dicp.loop.thresholds import MIN_CROSSED
 def legal(group: Group, a: Group, b: Group) -> bool:
     """Whether `a` and `b` may run as `group`: every read between them is at the reader's own point.
 
-    Reads within `a` and within `b` were checked when those groups were formed.
+    Reads within `a` and within `b` were checked when those groups were formed. The group's nodes
+    are in topological order.
     """
     nodes = group.computes()
-    group.nodes = [*_in_graph_order(nodes)]
-    members = {n.out: n for n in nodes}
     effects = {n.out.root: n for n in nodes if n.out.base is not None}
     if effects and not _effects_allowed(group, effects):
         return False
+    results = {part: {n.out: n for n in part.coords} for part in (a, b)}
     for node in nodes:
-        mine, theirs = (a, b) if node in a.coords else (b, a)
-        mapping: dict[Var, Index] | None = None
-        for item in node.loads():
-            producer = members.get(item.ref)
-            if producer is None or producer not in theirs.coords:
-                continue
-            mapping = mapping if mapping is not None else mapping_of(group, node)
-            placed = tuple(c.substitute(mapping) for c in item.coords)
-            if placed != place_of(group, producer):
-                return False
-            if node in group.rows_only and producer not in group.rows_only:
-                if producer.kind != "reduce":
-                    return False
-        if mine is theirs:
+        if not _reads_at_own_point(group, node, results[b if node in a.coords else a]):
             return False
     return group.axes is None or _levels_allowed(group)
+
+
+def _reads_at_own_point(group: Group, node: Compute, producers: Mapping[Ref, Compute]) -> bool:
+    """Whether a member reads the results of `producers` at its own point of the group alone."""
+    read = [(item, producers[item.ref]) for item in node.loads() if item.ref in producers]
+    mapping = mapping_of(group, node) if read else {}
+    for item, producer in read:
+        if tuple(c.substitute(mapping) for c in item.coords) != place_of(group, producer):
+            return False
+        per_point = producer not in group.rows_only and producer.kind != "reduce"
+        if node in group.rows_only and per_point:
+            return False
+    return True
 
 
 def _effects_allowed(group: Group, effects: dict[Ref, Compute]) -> bool:
@@ -52,7 +52,7 @@ def _effects_allowed(group: Group, effects: dict[Ref, Compute]) -> bool:
     return _aligned_effects(group, effects)
 
 
-def _in_graph_order(nodes: Sequence[Compute]) -> list[Compute]:
+def topological(nodes: Sequence[Compute]) -> list[Compute]:
     """Producers before readers; ties keep the given order."""
     members = {n.out: n for n in nodes}
     depth: dict[Compute, int] = {}
@@ -165,16 +165,16 @@ def is_outer(group: Group) -> bool:
     return votes > 0
 
 
-def stores_across(group: Group, node: Compute) -> bool:
-    """Whether a reduction would store the elements of `node` across the memory that it loads."""
+def has_strided_store(group: Group, node: Compute) -> bool:
+    """Whether the innermost loops of a reduction would stride the memory of `node`'s result."""
     if group.axes is None or node in group.rows_only or node.kind == "reduce":
         return False
-    return lies_across(group, flatten(place_of(group, node), node.out.strides), is_outer(group))
+    return is_strided(group, flatten(place_of(group, node), node.out.strides), is_outer(group))
 
 
-def lies_across(group: Group, place: Index, outer: bool) -> bool:
-    """Whether accessed memory is contiguous along other loops than a reduction's innermost ones:
-    these then read one element per cache line, and lines of the same set of the cache if their
+def is_strided(group: Group, place: Index, outer: bool) -> bool:
+    """Whether the innermost loops of a reduction stride memory that is contiguous along others:
+    they then access one element per cache line, and lines of the same set of the cache if the
     stride is a power of two. `outer`: whether the group is an outer reduction."""
     assert group.axes is not None
     steps = {place.coefficient(v): v for v in place.variables()}

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from dicp.loop.ir import expr as ir
-from dicp.loop.ir.access import deep_variables
+from dicp.loop.ir.access import all_variables
 from dicp.loop.ir.expr import Expr, Load, Read, Rewriter
 from dicp.loop.ir.index import (
     ZERO,
@@ -137,8 +137,7 @@ class Nest:
         """Whether an access along `var` is the same for all of another loop: it is of few elements,
         in a cache, and is hoisted out of that loop where that is the inner one."""
         loops = self.parallel if var in self.parallel else self.reduction
-        moved = {v for atom, _ in index.terms for v in deep_variables(atom)}
-        return any(v not in moved for v in loops)
+        return not all_variables(index).issuperset(loops)
 
     def merge(self) -> None:
         """Coalesce adjacent loops that every index expression addresses as one loop."""

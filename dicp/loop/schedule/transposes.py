@@ -1,4 +1,4 @@
-"""Copies of the operands that lie across the loops of a reduction, transposed.
+"""Transposed copies of the operands that the innermost loops of a reduction would stride.
 
 In: a group. Out: the copies that run before it, from which it then loads. A pointwise kernel
 transposes such an operand tile by tile. The reduction itself would read one element per cache line,
@@ -14,7 +14,7 @@ from dicp.loop.ir.expr import Load, Ref, Rewriter
 from dicp.loop.ir.graph import Compute
 from dicp.loop.ir.index import Index, dense_strides, domain, flatten
 from dicp.loop.schedule.groups import Group, single
-from dicp.loop.schedule.legality import is_outer, lies_across, mapping_of
+from dicp.loop.schedule.legality import is_outer, is_strided, mapping_of
 
 
 def transposed_operands(group: Group) -> list[Group]:
@@ -24,15 +24,15 @@ def transposed_operands(group: Group) -> list[Group]:
     outer = is_outer(group)
     members = {n.out for n in group.computes()}
     orders: dict[Ref, list[int] | None] = {}
-    """Operand -> the order of axes of its copy; None for what some load does not read across."""
+    """Operand -> the order of axes of its copy; None for one that some load does not stride."""
     readers: dict[Ref, Compute] = {}
     for node in group.computes():
         mapping = mapping_of(group, node)
         for item in (e for e in node.loads() if e.ref not in members and e.ref.strides):
             place = [c.substitute(mapping) for c in item.coords]
-            across = lies_across(group, flatten(place, item.ref.strides), outer)
+            strided = is_strided(group, flatten(place, item.ref.strides), outer)
             per_row = node in group.rows_only
-            order = _order(place, group, outer) if across and not per_row else None
+            order = _order(place, group, outer) if strided and not per_row else None
             orders[item.ref] = order if orders.get(item.ref, order) == order else None
             readers.setdefault(item.ref, node)
     copies = {r: _copy(r, order, readers[r]) for r, order in orders.items() if order is not None}
