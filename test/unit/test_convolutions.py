@@ -272,7 +272,7 @@ def test_kernels_by_the_width_of_vectors(wide: bool, monkeypatch: pytest.MonkeyP
         how = choice.Options([1, 1], [taps // 2] * 2, [1, 1], False, [0, 0], 1)
         x, w = torch.empty(images, 256, side, side), torch.empty(256, 256, taps, taps)
         return [
-            choice.result(how, x, w, x.shape, True, False),
+            choice.result(how, x, w, x.shape, choice.Layout(True, False)),
             choice.images_gradient(how, x, w, x.shape),
             choice.filters_gradient(how, x, w, x.shape),
         ]

@@ -80,7 +80,7 @@ def source_of(fn: Callable[..., Any], *inputs: Tensor) -> str:
 @pytest.fixture
 def beyond(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small tensors count as large ones."""
-    monkeypatch.setattr("dicp.vendor.cpu.schedule.inner_reduction.BEYOND_NEAR", 4096)
+    monkeypatch.setattr("dicp.vendor.cpu.schedule.inner_reduction.BEYOND_PRIVATE_CACHES", 4096)
     monkeypatch.setattr("dicp.vendor.cpu.target.cache_bytes", lambda: 4096)
     torch.compiler.reset()
 

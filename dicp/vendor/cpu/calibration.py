@@ -31,7 +31,7 @@ from dicp.vendor.cpu.thresholds import (
     LARGE_PRODUCT,
     LIBRARY_MARGIN,
     MAX_TURNS,
-    SHORTEST,
+    MIN_SAMPLE_SECONDS,
     TURNS,
 )
 from dicp.vendor.cpu.toolchain import cpu_model
@@ -199,7 +199,7 @@ def _repeats(*functions: Callable[[], object]) -> int:
     """Calls per sample; each function's first call, which sets the library up, does not count."""
     for function in functions:
         function()
-    return max(1, round(SHORTEST / max(min(_seconds(f, 1) for f in functions), 1e-6)))
+    return max(1, round(MIN_SAMPLE_SECONDS / max(min(_seconds(f, 1) for f in functions), 1e-6)))
 
 
 def _seconds(function: Callable[[], object], repeats: int) -> float:

@@ -17,10 +17,11 @@ from dicp.loop.ir.expr import Expr, Masked, Read, Ref, Rewriter
 from dicp.loop.ir.graph import Call
 from dicp.loop.ir.index import Index, Size, Var, product, variable
 from dicp.loop.ir.kernel import Kernel, Phase, Stmt, Store, rewritten
+from dicp.origin import merged_origins
 from dicp.vendor.cpu.form import ByDestination, Epilogue, Points, Scattered
 from dicp.vendor.cpu.schedule.pointwise import Pointwise
 from dicp.vendor.cpu.schedule.scatter import Scatter, rows_apart
-from dicp.vendor.cpu.thresholds import BEYOND_NEAR
+from dicp.vendor.cpu.thresholds import BEYOND_PRIVATE_CACHES
 from dicp.vendor.cpu.zeros import buffers_of, without_zeros_of, written_completely
 
 
@@ -64,7 +65,7 @@ def _fuse(
     zeros, reader = without_zeros_of(kept[before], buffer), kept[after]
     if zeros is None or not isinstance(reader, Kernel) or not _may_move(kept[at : after + 1]):
         return
-    if {s.ref.root for s in reader.stores()} & buffers_of(scatter):
+    if reader.written_buffers() & buffers_of(scatter):
         return  # later rows are still read
     epilogue = _epilogue(reader, sums, scatter, non_temporal_bytes)
     if epilogue is None:
@@ -94,7 +95,7 @@ def _sums(kernel: Kernel, non_temporal_bytes: float) -> _Sums | None:
         return None
     row = kernel.parallel[0]
     step = store.index.coefficient(row)
-    if not isinstance(step, int) or step * store.ref.dtype.itemsize > BEYOND_NEAR:
+    if not isinstance(step, int) or step * store.ref.dtype.itemsize > BEYOND_PRIVATE_CACHES:
         return None
     whole = product([row.size, step]) == product(store.ref.root.shape)
     return _Sums(form, store, row.size, step) if whole else None
@@ -177,11 +178,10 @@ def _with_form(scatter: Kernel, form: ByDestination | Scattered, reader: Kernel)
     """The scatter with the statements of its epilogue, for which it accounts."""
     assert form.epilogue is not None
     stmts = tuple(s for strip in form.epilogue.strips for s in strip.range.stmts)
-    known = {o.node for o in scatter.origins}
     return replace(
         scatter,
         phases=(*scatter.phases, Phase("parallel", stmts)),
-        origins=(*scatter.origins, *(o for o in reader.origins if o.node not in known)),
+        origins=merged_origins(scatter.origins, reader.origins),
         fresh=True,
         form=form,
     )

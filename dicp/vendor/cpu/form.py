@@ -175,7 +175,7 @@ class ByDestination(HostForm):
 
     store: Store = field(kw_only=True)
     place: Indirect = field(kw_only=True)
-    together: tuple[int, ...] = field(kw_only=True)
+    rows_at_once: tuple[int, ...] = field(kw_only=True)
     """Rows of one destination that are added at once: as many as possible first."""
     epilogue: Epilogue | None = None
 
@@ -200,8 +200,8 @@ class Pass:
     block: int = 0
     """Iterations per block of the loop that goes in blocks: the last one, of `grouped` loops the
     one around it."""
-    lines: Strip | None = None
-    """The last loop a line at a time, if those sums have lane accumulators."""
+    strip: Strip | None = None
+    """The last loop, strip-mined, if those sums have lane accumulators."""
     one_block: bool = False
     """Whether that loop is the only one and a single block."""
     grouped: bool = False

@@ -15,18 +15,25 @@ from dicp.vendor.cpu.calibration import has_onednn_linear
 aten = torch.ops.aten
 
 
-def _call(lw: Lowering, x: Value, w: Value, bias: Value | None, activation: str = "none") -> Value:
+ONEDNN_ACTIVATIONS = {"none": ("none", ""), "relu": ("relu", ""), "gelu": ("gelu", "none"),
+                      "gelu_tanh": ("gelu", "tanh"), "silu": ("swish", ""), "tanh": ("tanh", ""),
+                      "sigmoid": ("sigmoid", "")}  # fmt: skip
+"""Activation -> oneDNN's name of it, and its approximation."""
+
+
+def _onednn(
+    lw: Lowering, x: Value, w: Value, bias: Value | None, activation: str = "none"
+) -> Value:
     """activation(x @ w.T + bias) by oneDNN, which reads a bias as if it were contiguous."""
-    algorithm = {"gelu": "none", "gelu_tanh": "tanh"}.get(activation, "")
+    name, approximation = ONEDNN_ACTIVATIONS[activation]
     added = None if bias is None else rows_of(lw, bias)
     return lw.call(
-        torch.ops.mkldnn._linear_pointwise.default,
-        (x, w, added, activation.removesuffix("_tanh"), [], algorithm),
+        torch.ops.mkldnn._linear_pointwise.default, (x, w, added, name, [], approximation)
     )[0]
 
 
-def _taken(lw: Lowering, x: Value, w: Value, *bias: Value) -> bool:
-    """Whether oneDNN is faster than BLAS for these operands with their strides.
+def _is_onednn_faster(lw: Lowering, x: Value, w: Value, *bias: Value) -> bool:
+    """Whether oneDNN takes these operands, and is faster than BLAS with their strides.
 
     Measured in bfloat16: it saves copying the bias, and loses where it copies a transposed operand.
     """
@@ -47,33 +54,34 @@ def _nonempty(shape: tuple[Size, ...]) -> bool:
 def mm(lw: Lowering, a: Value, b: Value, onednn: bool) -> Value:
     """a @ b; `onednn`: by oneDNN if it takes the operands."""
     transposed = lw.permute(b, [1, 0])
-    if not (onednn and _taken(lw, a, transposed)):
+    if not (onednn and _is_onednn_faster(lw, a, transposed)):
         return lw.call(aten.mm.default, (a, b), out_variant=aten.mm.out)[0]
-    return _call(lw, a, transposed, None)
+    return _onednn(lw, a, transposed, None)
+
+
+def adds_row(bias: Value, b: Value, beta: Any, alpha: Any) -> bool:
+    """Whether addmm is a @ b plus one row, unscaled: the bias of a linear layer."""
+    return bias.ndim == 1 and bias.shape[0] == b.shape[1] and beta == 1 and alpha == 1
 
 
 def addmm(
     lw: Lowering, bias: Value, a: Value, b: Value, beta: Any, alpha: Any, onednn: bool
 ) -> Value:
     """beta * bias + alpha * a @ b; `onednn`: by oneDNN if it takes the operands."""
-    row = bias.ndim == 1 and bias.shape[0] == b.shape[1] and beta == 1 and alpha == 1
     transposed = lw.permute(b, [1, 0])
-    if not (onednn and row and _taken(lw, a, transposed, bias)):
+    row = onednn and adds_row(bias, b, beta, alpha)
+    if not (row and _is_onednn_faster(lw, a, transposed, bias)):
         scale = {"beta": beta, "alpha": alpha}
         return lw.call(aten.addmm.default, (bias, a, b), scale, out_variant=aten.addmm.out)[0]
-    return _call(lw, a, transposed, bias)
-
-
-EPILOGUES = {"none": "none", "relu": "relu", "gelu": "gelu", "gelu_tanh": "gelu_tanh",
-             "silu": "swish", "tanh": "tanh", "sigmoid": "sigmoid"}  # fmt: skip
-"""Activation -> oneDNN's name of it."""
+    return _onednn(lw, a, transposed, bias)
 
 
 def linear(lw: Lowering, x: Value, w: Value, bias: Value | None, activation: str) -> Value:
-    """activation(x @ w.T + bias) by oneDNN, which has no such pass over the result, if it can."""
-    if activation not in EPILOGUES or not _taken(lw, x, w, *([] if bias is None else [bias])):
-        return lw.call(operators.linear, (x, w, bias, activation))[0]
-    return _call(lw, x, w, bias, EPILOGUES[activation])
+    """activation(x @ w.T + bias) by oneDNN, which fuses the activation, if it is faster."""
+    known = activation in ONEDNN_ACTIVATIONS
+    if not known or not _is_onednn_faster(lw, x, w, *([] if bias is None else [bias])):
+        return eager_linear(lw, x, w, bias, activation)
+    return _onednn(lw, x, w, bias, activation)
 
 
 LIBRARIES = RuleTable()

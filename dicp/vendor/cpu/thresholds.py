@@ -67,10 +67,10 @@ MIN_HIDDEN_STEP = 16
 MAX_CELLS = 9
 """Most copies of a loop's text, for ranges of the loops around it: those of two axes with three
 kinds of ranges each, as in the gradient of padding."""
-PLACE_BLOCK = 256
+POSITION_BLOCK = 256
 """Elements of a row per block of an argmax or argmin, which buffers the block's values to find
 the extremum's position among them."""
-WEIGHT_BLOCK = 512
+ONLINE_BLOCK = 512
 """Elements of a row per block of online softmax: their exponentials are summed while the elements
 are in the L1 cache."""
 SCAN_BLOCK = 256
@@ -87,7 +87,7 @@ are at once."""
 HALF_VECTOR, MAX_HALF_ROW = 16, 128
 """bfloat16 elements of half a vector, by which a row is computed if it is shorter than MAX_HALF_ROW
 and its remainder has at least that many elements: they would be computed one by one."""
-MIN_PLANES = 1 << 19
+MIN_IN_PLANES = 1 << 19
 """Elements below which a core's private caches keep all rows."""
 SHIFT_SAMPLE = 32
 """The first elements of a row, from which its mean is estimated."""
@@ -112,12 +112,12 @@ SQUARE = 16
 
 # ---- non-temporal stores and prefetches -----------------------------------------------------
 
-MIN_PASS = 128
+MIN_LANE_LOOP = 128
 """Elements of a loop below which lane accumulators cost too much."""
 MIN_REDUCTION_BYTES = 4
 """Fewest bytes of an element for non-temporal stores in inner reductions: conversions to shorter
 floats bound them, not memory."""
-BEYOND_NEAR = 1 << 20
+BEYOND_PRIVATE_CACHES = 1 << 20
 """Bytes from which a tensor does not stay in a core's private caches."""
 PREFETCH_AHEAD = 1024
 """Elements by which a long row's loads are prefetched ahead: with 1,024 the maximum of 4 million
@@ -127,13 +127,13 @@ PREFETCH_BYTES = 1 << 14
 
 # ---- scatters -------------------------------------------------------------------------------
 
-MIN_WIDTH = 64
+MIN_SORTED_ROW = 64
 """Elements of a row from which sorting rows by destination pays."""
-MIN_SHARE = 8
+MAX_DESTINATIONS_PER_ROW = 8
 """Destinations per row beyond which counting them takes longer than the collisions."""
-MIN_PLACES = 128
+MIN_DESTINATIONS = 128
 """Destinations from which there are enough for all threads, however frequent some are."""
-TOGETHER = (4, 2, 1)
+ROWS_AT_ONCE = (4, 2, 1)
 """Rows added at once: their destination is read and written once for all of them."""
 
 # ---- routines ---------------------------------------------------------------------------------
@@ -292,7 +292,7 @@ TILE_MARGIN = 0.9
 and the call, which oneDNN's product does not save, are more than the tenth."""
 TURNS, MAX_TURNS = 9, 45
 """Ratios of one measurement, and of all measurements until it counts as unstable."""
-SHORTEST = 3e-4
+MIN_SAMPLE_SECONDS = 3e-4
 """Seconds that one sample lasts at least; short products are repeated within a sample."""
 
 # ---- memory ----------------------------------------------------------------------------------

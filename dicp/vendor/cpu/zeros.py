@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from dicp.loop.ir import expr as ir
 from dicp.loop.ir.expr import Ref, is_zero
-from dicp.loop.ir.graph import Call, refs_in
-from dicp.loop.ir.index import indirect_exprs, product
+from dicp.loop.ir.graph import Call
+from dicp.loop.ir.index import product
 from dicp.loop.ir.kernel import Kernel
 from dicp.vendor.cpu.form import ByDestination
 
@@ -17,7 +16,7 @@ def written_completely(kernel: Kernel, form: ByDestination) -> Ref | None:
     """The buffer that a sum by destination covers completely, row by row, or None."""
     store, place, last = form.store, form.place, kernel.parallel[-1]
     whole = product([place.size, last.size]) == product(store.ref.root.shape)
-    step = dict(store.index.terms)[place]
+    step = store.index.coefficient(place)
     return store.ref.root if whole and step == last.size and store.index.const == 0 else None
 
 
@@ -40,12 +39,7 @@ def without_zeros(steps: Sequence[Kernel | Call]) -> list[Kernel | Call]:
 
 def buffers_of(step: Kernel | Call) -> set[Ref]:
     """The memory that a step reads or writes."""
-    if not isinstance(step, Kernel):
-        return {r.root for r in refs_in((step.args, step.kwargs, step.outs))}
-    stores = step.stores()
-    places = [e for s in stores for e in indirect_exprs(s.index)]
-    found = [*ir.reads(places), *step.reads()]
-    return {item.ref.root for item in found} | {s.ref.root for s in stores}
+    return step.read_buffers() | step.written_buffers()
 
 
 def without_zeros_of(step: Kernel | Call, buffer: Ref | None) -> Kernel | None:

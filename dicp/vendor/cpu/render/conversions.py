@@ -20,6 +20,9 @@ from dicp.loop.ir.index import Index, Var
 from dicp.loop.ir.kernel import Kernel, Stmt, Store
 from dicp.vendor.cpu.conversions import converted_copies, narrowed, widened
 
+Bounds = tuple[str, str]
+"""C++ of where a loop begins and ends."""
+
 BITS = {torch.bfloat16: torch.int16, torch.float16: torch.int16, torch.bool: torch.uint8}
 """The types whose elements in memory differ from their values, and the types of these bits."""
 
@@ -40,8 +43,7 @@ class Block:
     """Elements of a loop that are converted at once."""
 
     var: Var
-    limits: tuple[str, str]
-    """C++ of the loop's bounds."""
+    bounds: Bounds
     size: int
     is_even: bool = False
     """Whether each block has exactly these elements; else the last one may have fewer."""

@@ -113,12 +113,12 @@ class RowsWriter(Passes[Rows]):
         assert isinstance(row_max, Reduce)
         var, best, sum_ = self.kernel.reduction[0], local(row_max.name), local(total.name)
         most, before = f"most_{row_max.name}", f"before_{row_max.name}"
-        size, limits = self.size(var.size), ("block", "block_end")
+        size, bounds = self.size(var.size), ("block", "block_end")
         block = self.push((), scope.indent + 1)
-        self._pass(online.row_max, block, limits)
+        self._pass(online.row_max, block, bounds)
         simd = self._simd([total]) + half_vectors(online.row_max.half_vectors)
         pragma = [margin(block.indent) + simd]
-        loop = self._inner_loop((total,), var, block.indent, pragma, limits)
+        loop = self._inner_loop((total,), var, block.indent, pragma, bounds)
         self.pop(block)
         scope.lines += [
             f"{pad}float {most} = -d_inff; double total_{total.name} = 0;",

@@ -14,7 +14,7 @@ from dicp.loop.ir.expr import Read
 from dicp.loop.ir.index import FloorDiv, Index, Mod, Size, Var, is_below
 from dicp.loop.ir.kernel import Kernel, Reduce, Stmt
 from dicp.vendor.cpu.form import LINE_BYTES, HostForm, Strip, Team
-from dicp.vendor.cpu.render.conversions import Block, Converted
+from dicp.vendor.cpu.render.conversions import Block, Bounds, Converted
 from dicp.vendor.cpu.render.strips import Strips
 
 CHUNKS = "d_chunks()"
@@ -125,14 +125,12 @@ class Loops(Strips, Generic[F]):
         """The body of the kernel's function after its arguments."""
         raise NotImplementedError
 
-    def _for_header(self, var: Var, bounds: tuple[str, str] | None = None) -> str:
+    def _for_header(self, var: Var, bounds: Bounds | None = None) -> str:
         low, high = bounds or ("0", self.size(var.size))
         name = var.key
         return f"for (int64_t {name} = {low}; {name} < {high}; ++{name})"
 
-    def _loop(
-        self, var: Var, body: Scope, indent: int, bounds: tuple[str, str] | None = None
-    ) -> list[str]:
+    def _loop(self, var: Var, body: Scope, indent: int, bounds: Bounds | None = None) -> list[str]:
         return [
             f"{margin(indent)}{self._for_header(var, bounds)} {{",
             *body.lines,
@@ -141,7 +139,7 @@ class Loops(Strips, Generic[F]):
 
     def _inner_loop(
         self, stmts: Sequence[Stmt], var: Var, indent: int, pragma: Sequence[str],
-        bounds: tuple[str, str] | None = None, emit: Callable[[], None] | None = None,
+        bounds: Bounds | None = None, emit: Callable[[], None] | None = None,
         size: Size | None = None,
     ) -> list[str]:  # fmt: skip
         """The loop over `var` with `pragma`, in blocks where float16 elements of `stmts` are
@@ -166,18 +164,18 @@ class Loops(Strips, Generic[F]):
         return self._in_converted_blocks(block, around.lines, [converted], lines, indent)
 
     def _converted_block(
-        self, stmts: Sequence[Stmt], var: Var, bounds: tuple[str, str] | None, size: Size | None
+        self, stmts: Sequence[Stmt], var: Var, bounds: Bounds | None, size: Size | None
     ) -> Block | None:
         """The blocks of a loop whose float16 elements are converted, if it is one."""
         sizes, size = self.form.converted, var.size if bounds is None else size
         few = isinstance(size, int) and size < sizes.fewest
         if few or not self.is_converted(stmts, var):
             return None
-        limits = bounds or ("0", self.size(var.size))
+        bounds = bounds or ("0", self.size(var.size))
         if isinstance(size, int) and size <= sizes.single:
-            return Block(var, limits, size, is_even=True, is_single=True)
+            return Block(var, bounds, size, is_even=True, is_single=True)
         even = None if self._folds(stmts) or size is None else sizes.even(size)
-        return Block(var, limits, even or sizes.in_cache, is_even=even is not None)
+        return Block(var, bounds, even or sizes.in_cache, is_even=even is not None)
 
     def _folds(self, stmts: Sequence[Stmt]) -> bool:
         """Whether a loop over `stmts` folds vectors at its end, as often as there are blocks."""
@@ -188,7 +186,7 @@ class Loops(Strips, Generic[F]):
         loop: Sequence[str], indent: int,
     ) -> list[str]:  # fmt: skip
         """The blocks of a loop: `around`, conversions, and the `loop` over a block between them."""
-        (low, high), step, pad = block.limits, block.size, margin(indent + 1)
+        (low, high), step, pad = block.bounds, block.size, margin(indent + 1)
         head = f"for (int64_t start = {low}; start < {high}; start += {step}) {{"
         if block.is_single:
             head = f"{{ const int64_t start = {low};"
@@ -252,7 +250,7 @@ class Loops(Strips, Generic[F]):
 
     def _nest(
         self, loops: Sequence[Var], inner: list[str], indent: int,
-        first_bounds: tuple[str, str] | None = None,
+        first_bounds: Bounds | None = None,
     ) -> list[str]:  # fmt: skip
         """`inner` inside `loops`; `first_bounds` limits the first loop to a part of its range."""
         lines = []

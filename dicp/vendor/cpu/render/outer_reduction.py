@@ -13,7 +13,7 @@ from dicp.codegen.values import Scope, local, margin
 from dicp.loop.ir.index import Size, Var, product
 from dicp.loop.ir.kernel import Kernel, Phase, Reduce, Scan, Stmt
 from dicp.vendor.cpu.form import Columns, Team, divides
-from dicp.vendor.cpu.render.conversions import Converted
+from dicp.vendor.cpu.render.conversions import Bounds, Converted
 from dicp.vendor.cpu.render.loops import CHUNKS, Loops, block_end
 
 
@@ -75,25 +75,25 @@ class ColumnsWriter(Loops[Columns]):
 
     def _pass_over_columns(
         self, scope: Scope, phases: Iterable[Phase], column: Var, loops: Sequence[Var],
-        first_range: tuple[str, str] | None,
+        first_bounds: Bounds | None,
     ) -> None:  # fmt: skip
         for phase in phases:
             long = [s for s in phase.stmts if isinstance(s, Reduce) and s in self.form.long]
             if not long or self.form.blocks is None:
-                scope.lines += self._rows_together(phase, loops, scope, column, first_range, long)
+                scope.lines += self._rows_together(phase, loops, scope, column, first_bounds, long)
                 continue
             outside, step = self.form.blocks
             whole, inside = loops[:outside], loops[outside:]
-            limits = None if whole else first_range
+            bounds = None if whole else first_bounds
             around = self.push(whole, scope.indent + len(whole))
             block = ("block", "block_end")
             lines = [
-                *self._open_row_blocks(around, inside[0], step, limits, long, column),
+                *self._open_row_blocks(around, inside[0], step, bounds, long, column),
                 *self._rows_together(phase, inside, around, column, block, long),
                 *self._close_row_blocks(around, long),
             ]
             self.pop(around)
-            scope.lines += self._nest(whole, [*around.lines, *lines], scope.indent, first_range)
+            scope.lines += self._nest(whole, [*around.lines, *lines], scope.indent, first_bounds)
 
     def _columns(self, phase: Phase, column: Var, long: Sequence[Reduce]) -> None:
         """Emits what is computed for each column of a row."""
@@ -115,7 +115,7 @@ class ColumnsWriter(Loops[Columns]):
 
     def _rows_together(
         self, phase: Phase, loops: Sequence[Var], scope: Scope, column: Var,
-        limits: tuple[str, str] | None, sums: Sequence[Reduce],
+        bounds: Bounds | None, sums: Sequence[Reduce],
     ) -> list[str]:  # fmt: skip
         """The loop over rows, unrolled and jammed, and the loop over those that remain: `sums` of
         jammed rows are added up before they are added to the column's total."""
@@ -128,23 +128,23 @@ class ColumnsWriter(Loops[Columns]):
                 self._tile_size(column),
             )  # fmt: skip
             self.pop(middle)
-            return self._nest(loops, [*middle.lines, *inner], scope.indent, limits)
+            return self._nest(loops, [*middle.lines, *inner], scope.indent, bounds)
         outer, last = loops[:-1], loops[-1]
-        low, high = ("0", self.size(last.size)) if outer or not limits else limits
+        low, high = ("0", self.size(last.size)) if outer or not bounds else bounds
         whole = high if divides(jam, last) else f"{low} + ({high} - {low}) / {jam} * {jam}"
         around = self.push(outer, indent - 1)
         lines = self._jammed_rows(jam, (low, whole), phase, last, indent, column, sums)
         if whole != high:
             lines += self._jammed_rows(1, (whole, high), phase, last, indent, column, sums)
         self.pop(around)
-        return self._nest(outer, [*around.lines, *lines], scope.indent, limits)
+        return self._nest(outer, [*around.lines, *lines], scope.indent, bounds)
 
     def _jammed_rows(
-        self, count: int, limits: tuple[str, str], phase: Phase, row: Var, indent: int,
+        self, count: int, bounds: Bounds, phase: Phase, row: Var, indent: int,
         column: Var, sums: Sequence[Reduce],
     ) -> list[str]:  # fmt: skip
-        """The loop over rows within `limits`, `count` of them at a time."""
-        pad, tile = margin(indent), ("tile", "tile_end")
+        """The loop over rows within `bounds`, `count` of them at a time."""
+        (low, high), pad, tile = bounds, margin(indent), ("tile", "tile_end")
         block = self._converted_block(phase.stmts, column, tile, self._tile_size(column))
         depth = indent + (block is not None)
         before: list[str] = []
@@ -163,10 +163,10 @@ class ColumnsWriter(Loops[Columns]):
             before += [f"{pad}const int64_t {name} = first + {k};", *middle.lines]
             inside += [f"{margin(depth)}  {{", *body.lines, f"{margin(depth)}  }}"]
         del self._rows[row]
-        own, bounds = margin(depth), tile if block is None else ("start", "end")
+        own, block_bounds = margin(depth), tile if block is None else ("start", "end")
         loop = [
             f"{own}#pragma omp simd",
-            f"{own}{self._for_header(column, bounds)} {{",
+            f"{own}{self._for_header(column, block_bounds)} {{",
             *(f"{own}  {VALUE_TYPE[s.dtype]} rows_{s.name} = 0;" for s in sums),
             *inside,
             *(f"{own}  column_{s.name}[{column.key} - tile] += rows_{s.name};" for s in sums),
@@ -175,8 +175,7 @@ class ColumnsWriter(Loops[Columns]):
         if block is not None:
             loop = self._in_converted_blocks(block, [], converted, loop, indent)
         return [
-            f"{margin(indent - 1)}for (int64_t first = {limits[0]}; first < {limits[1]}; "
-            f"first += {count}) {{",
+            f"{margin(indent - 1)}for (int64_t first = {low}; first < {high}; first += {count}) {{",
             *before, *loop, f"{margin(indent - 1)}}}",
         ]  # fmt: skip
 
@@ -192,12 +191,12 @@ class ColumnsWriter(Loops[Columns]):
         return False
 
     def _open_row_blocks(
-        self, scope: Scope, first: Var, step: int, limits: tuple[str, str] | None,
+        self, scope: Scope, first: Var, step: int, bounds: Bounds | None,
         long: Sequence[Reduce], column: Var,
     ) -> list[str]:  # fmt: skip
         """Opens the loop over blocks of the loop `first`, each block with its own accumulators."""
         pad = margin(scope.indent)
-        low, high = limits or ("0", self.size(first.size))
+        low, high = bounds or ("0", self.size(first.size))
         width = min(column.size, self.form.tile) if isinstance(column.size, int) else self.form.tile
         lines = []
         for stmt in long:

@@ -11,20 +11,19 @@ from dicp.codegen.values import Scope, local, margin
 from dicp.loop.ir.index import Size, Var, product
 from dicp.loop.ir.kernel import Reduce, Scan, ScratchStore
 from dicp.vendor.cpu.form import HostForm, Pass, ShiftedSums, Strip
+from dicp.vendor.cpu.render.conversions import Bounds
 from dicp.vendor.cpu.render.loops import Loops, block_end, half_vectors
 from dicp.vendor.cpu.render.strips import each_lane
 
 F = TypeVar("F", bound=HostForm)
-Range = tuple[str, str]
-"""Where a loop begins and ends."""
 
 
 class Passes(Loops[F]):
     """Shared by the writers of inner reductions."""
 
     def _pass(
-        self, over: Pass, scope: Scope, first_range: Range | None = None,
-        last_range: Range | None = None,
+        self, over: Pass, scope: Scope, first_bounds: Bounds | None = None,
+        last_bounds: Bounds | None = None,
     ) -> None:  # fmt: skip
         """The loops of one pass, after the declarations of its accumulators."""
         extrema = dict.fromkeys(over.extrema.values())
@@ -44,10 +43,10 @@ class Passes(Loops[F]):
             size = product(v.size for v in self.kernel.reduction)
             assert isinstance(size, int), "rows are kept whose length is known"
             scope.lines.append(pad + self._array(kept.dtype, f"saved_{kept.name}", size))
-        if over.lines is not None:
-            scope.lines += self._in_lines(over, over.lines, scope.indent, first_range)
+        if over.strip is not None:
+            scope.lines += self._strip_mined_pass(over, over.strip, scope.indent, first_bounds)
         else:
-            self._pass_body(over, scope, first_range, last_range)
+            self._pass_body(over, scope, first_bounds, last_bounds)
         for stmt in over.blocks:
             total = f"({VALUE_TYPE[stmt.dtype]})total_{stmt.name}"
             scope.lines.append(f"{pad}{local(stmt.name)} = {total};")
@@ -99,7 +98,7 @@ class Passes(Loops[F]):
         return f"{name} = d_size_of_nan(nan_{stmt.name}) ? {nan} : {name};"
 
     def _pass_body(
-        self, over: Pass, scope: Scope, first_range: Range | None, last_range: Range | None
+        self, over: Pass, scope: Scope, first_bounds: Bounds | None, last_bounds: Bounds | None
     ) -> None:
         stmts = over.phase.stmts
         if not over.loops:
@@ -112,31 +111,31 @@ class Passes(Loops[F]):
         )
         half = half_vectors(over.half_vectors)
         pragma = [] if over.serial else [margin(middle.indent) + simd + half]
-        limits = last_range if outer else first_range
+        bounds = last_bounds if outer else first_bounds
         if over.strips:
             inner = self._strips(over.strips, last, middle.indent, pragma)
         else:
             in_blocks = bool(over.blocks or over.extrema)
-            bounds = ("block", "block_end") if in_blocks else limits
+            block_bounds = ("block", "block_end") if in_blocks else bounds
             self.kept_at = {place.name: f"{last.key} - block" for place in over.extrema}
-            inner = self._inner_loop(stmts, last, middle.indent, pragma, bounds)
+            inner = self._inner_loop(stmts, last, middle.indent, pragma, block_bounds)
             self.kept_at = {}
             if in_blocks:
-                inner = self._in_blocks(over, inner, middle.indent, limits)
+                inner = self._in_blocks(over, inner, middle.indent, bounds)
         inner = [*self._scalar_rows(middle.indent), *inner]
         if not outer:
             scope.lines += inner
             return
         self.pop(middle)
-        nest = self._nest(outer, [*middle.lines, *inner], scope.indent, first_range)
+        nest = self._nest(outer, [*middle.lines, *inner], scope.indent, first_bounds)
         scope.lines += nest
 
     def _in_blocks(
-        self, over: Pass, loop: list[str], indent: int, limits: Range | None
+        self, over: Pass, loop: list[str], indent: int, bounds: Bounds | None
     ) -> list[str]:
         """The last loop in blocks, each with its own accumulators of sums and extrema."""
         var, long, places = over.loops[-1], over.blocks, over.extrema
-        low, high = limits or ("0", self.size(var.size))
+        low, high = bounds or ("0", self.size(var.size))
         pad, step = margin(indent + 1), over.block
         starts = [f"{pad}{VALUE_TYPE[s.dtype]} {local(s.name)} = 0;" for s in long]
         ends = [f"{pad}total_{s.name} += {local(s.name)};" for s in long]
@@ -183,37 +182,41 @@ class Passes(Loops[F]):
             lines.append(f"{pad}{local(best.name)} = {local(name)};")
         return lines
 
-    def _in_lines(self, over: Pass, strip: Strip, indent: int, limits: Range | None) -> list[str]:
-        """The loops a line at a time. Long sums have lane accumulators for each block, which are
-        then added to lanes of double: folding lanes costs as much as several lines. Those of a
-        single block are folded at once."""
+    def _strip_mined_pass(
+        self, over: Pass, strip: Strip, indent: int, bounds: Bounds | None
+    ) -> list[str]:
+        """The loops, the last one strip-mined. Long sums have lane accumulators for each block,
+        which are then added to lanes of double: folding lanes costs as much as several lines. Those
+        of a single block are folded at once."""
         count, sums = strip.lanes, over.blocks
         others = [s for s in over.phase.stmts if isinstance(s, Reduce) and s not in sums]
         each, pad = each_lane(count), margin(indent)
-        if over.one_block and not limits:
+        if over.one_block and not bounds:
             return [
                 *self._clear_lane_accumulators([*others, *sums], count, indent),
-                *self._in_lines_of_rows(over, strip, indent, limits),
+                *self._strip_mined_blocks(over, strip, indent, bounds),
                 *(f"{pad}total_{s.name} += d_sum(lanes_{s.name});" for s in sums),
                 *self._fold_lane_accumulators(others, count, indent),
             ]
-        in_blocks = self._in_groups if over.grouped else self._in_lines_of_rows
+        in_blocks = self._strip_mined_groups if over.grouped else self._strip_mined_blocks
         return [
             *self._clear_lane_accumulators(others, count, indent),
             *(f"{pad}double totals_{s.name}[{count}]; {each} totals_{s.name}[lane] = 0;"
               for s in sums),
-            *in_blocks(over, strip, indent, limits),
+            *in_blocks(over, strip, indent, bounds),
             *(f"{pad}total_{s.name} += d_sum(totals_{s.name});" for s in sums),
             *self._fold_lane_accumulators(others, count, indent),
         ]  # fmt: skip
 
-    def _in_groups(self, over: Pass, strip: Strip, indent: int, limits: Range | None) -> list[str]:
+    def _strip_mined_groups(
+        self, over: Pass, strip: Strip, indent: int, bounds: Bounds | None
+    ) -> list[str]:
         """Blocks of whole iterations of the first loop."""
         outer, last = over.loops
-        low, high = limits or ("0", self.size(outer.size))
+        low, high = bounds or ("0", self.size(outer.size))
         rows, pad = over.block, margin(indent + 1)
         middle = self.push((outer,), indent + 2)
-        middle.lines += self._lines_of(strip, last, indent + 2)
+        middle.lines += self._strip_mined_loop(strip, last, indent + 2)
         self.pop(middle)
         return [
             f"{margin(indent)}for (int64_t group = {low}; group < {high}; group += {rows}) {{",
@@ -224,17 +227,17 @@ class Passes(Loops[F]):
             f"{margin(indent)}}}",
         ]
 
-    def _in_lines_of_rows(
-        self, over: Pass, strip: Strip, indent: int, limits: Range | None
+    def _strip_mined_blocks(
+        self, over: Pass, strip: Strip, indent: int, bounds: Bounds | None
     ) -> list[str]:
         """Blocks of the last loop, and its elements beyond whole lines."""
         outer, last, count = over.loops[:-1], over.loops[-1], strip.lanes
         middle = self.push(outer, indent + len(outer))
         pad, inner = margin(middle.indent), margin(middle.indent + 1)
-        low, high = (None if outer else limits) or ("0", self.size(last.size))
+        low, high = (None if outer else bounds) or ("0", self.size(last.size))
         whole = f"whole_{next(s.name for s in over.phase.stmts if isinstance(s, Reduce))}"
         step = over.block
-        even = isinstance(last.size, int) and not limits and last.size // count * count % step == 0
+        even = isinstance(last.size, int) and not bounds and last.size // count * count % step == 0
         end = f"block + {step}" if even else block_end("block", step, whole)
         blocks = (
             [
@@ -242,22 +245,22 @@ class Passes(Loops[F]):
                 f"{inner}const int64_t block_end = {end};",
                 *self._clear_lane_accumulators(over.blocks, count, middle.indent + 1),
                 f"{inner}#pragma GCC unroll 1",
-                *self._lines_of(strip, last, middle.indent + 1, ("block", "block_end")),
+                *self._strip_mined_loop(strip, last, middle.indent + 1, ("block", "block_end")),
                 *self._add_lanes(over, strip, middle.indent + 1),
                 f"{pad}}}",
             ]
-            if over.blocks and (limits or not over.one_block)
-            else self._lines_of(strip, last, middle.indent, (low, whole))
+            if over.blocks and (bounds or not over.one_block)
+            else self._strip_mined_loop(strip, last, middle.indent, (low, whole))
         )
         lines = [
             *self._scalar_rows(middle.indent),
             f"{pad}const int64_t {whole} = {low} + ({high} - {low}) / {count} * {count};",
             *blocks,
         ]
-        if not isinstance(last.size, int) or last.size % count or limits:
+        if not isinstance(last.size, int) or last.size % count or bounds:
             lines += self._remainder(over, middle.indent, (whole, high))
         self.pop(middle)
-        return self._nest(outer, [*middle.lines, *lines], indent, limits)
+        return self._nest(outer, [*middle.lines, *lines], indent, bounds)
 
     def _add_lanes(self, over: Pass, strip: Strip, indent: int) -> list[str]:
         """Adds the lanes of a block's sums to those of their totals."""
@@ -270,13 +273,13 @@ class Passes(Loops[F]):
             f"{pad}}}",
         ]  # fmt: skip
 
-    def _remainder(self, over: Pass, indent: int, limits: tuple[str, str]) -> list[str]:
+    def _remainder(self, over: Pass, indent: int, bounds: Bounds) -> list[str]:
         last, pad, stmts = over.loops[-1], margin(indent + 1), over.phase.stmts
         simd = self._simd([s for s in stmts if isinstance(s, Reduce)])
         return [
             f"{margin(indent)}{{",
             *(f"{pad}{VALUE_TYPE[s.dtype]} {local(s.name)} = 0;" for s in over.blocks),
-            *self._inner_loop(stmts, last, indent + 1, [pad + simd], limits),
+            *self._inner_loop(stmts, last, indent + 1, [pad + simd], bounds),
             *(f"{pad}total_{s.name} += {local(s.name)};" for s in over.blocks),
             f"{margin(indent)}}}",
         ]

@@ -98,8 +98,8 @@ class TransposedWriter(Loops[Transposed]):
             self.staged[ref, index] = f"{name}[{place}]"
         row_scope = self.push([crossing], base.indent + 1)
         pragma = [f"{margin(row_scope.indent)}#pragma omp simd"]
-        limits = ("tile1", "end1")
-        loop = self._inner_loop(part.stmts, last, row_scope.indent, pragma, limits)
+        bounds = ("tile1", "end1")
+        loop = self._inner_loop(part.stmts, last, row_scope.indent, pragma, bounds)
         self.pop(row_scope)
         return [
             *base.lines, f"{margin(base.indent)}{self._for_header(crossing, ('tile0', 'end0'))} {{",
@@ -124,8 +124,8 @@ class TransposedWriter(Loops[Transposed]):
     def _start(self, index: Index, along: Var, over: Var) -> tuple[str, str]:
         """C++ of a tile's start in a tensor that is contiguous along `along`, and of the tensor's
         stride along `over`."""
-        others = tuple((a, c) for a, c in index.terms if a not in (along, over))
+        others = self.index(index.without(along, over))
         names = ("tile1", "tile0") if over is self.kernel.parallel[-1] else ("tile0", "tile1")
         step = self.size(index.coefficient(over))
-        start = f"{self.index(Index(index.const, others))} + {names[1]} + {step} * {names[0]}"
+        start = f"{others} + {names[1]} + {step} * {names[0]}"
         return start, step

@@ -20,7 +20,7 @@ class PrefixSumsWriter(Loops[PrefixSums]):
         scope = self.push(kernel.parallel, depth)
         (phase,), (var,), pad = kernel.phases, kernel.reduction, margin(depth)
         running = [s for s in phase.stmts if isinstance(s, Scan)]
-        limits, place = ("block", "block_end"), f"[{var.key} - block]"
+        bounds, place = ("block", "block_end"), f"[{var.key} - block]"
         arrays = [self._array(s.dtype, f"part_{s.name}", self.form.block) for s in running]
         pragma, stores = [f"{pad}  #pragma omp simd"], kernel.stores()
 
@@ -34,8 +34,8 @@ class PrefixSumsWriter(Loops[PrefixSums]):
                 self.named_here(s.name)
             self.statements(stores)
 
-        before = self._inner_loop(running, var, depth + 1, pragma, limits, emit_values)
-        after = self._inner_loop(stores, var, depth + 1, pragma, limits, emit_stores)
+        before = self._inner_loop(running, var, depth + 1, pragma, bounds, emit_values)
+        after = self._inner_loop(stores, var, depth + 1, pragma, bounds, emit_stores)
         size, step = self.size(var.size), self.form.block
         scope.lines += [
             *(f"{pad}{VALUE_TYPE[s.dtype]} total_{s.name} = 0;" for s in running),

@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from dicp.codegen.types import VALUE_TYPE
 from dicp.codegen.values import margin
-from dicp.loop.ir.index import Index, Var
+from dicp.loop.ir.index import Var
 from dicp.loop.ir.kernel import Kernel, Store
 from dicp.vendor.cpu.form import ByDestination, Epilogue, HostForm, Scattered, Strip, Team
 from dicp.vendor.cpu.render.loops import CHUNKS, Loops
@@ -78,8 +78,7 @@ class ScatteredWriter(RowsOfSums[Scattered]):
         epilogue = self.form.epilogue
         if epilogue is None or not stmt.op:
             return super()._target(stmt)
-        rest = tuple(t for t in stmt.index.terms if t[0] != epilogue.row)
-        return f"sums[{self.index(Index(stmt.index.const, rest))}]"
+        return f"sums[{self.index(stmt.index.without(epilogue.row))}]"
 
 
 class ByDestinationWriter(RowsOfSums[ByDestination]):
@@ -121,8 +120,8 @@ class ByDestinationWriter(RowsOfSums[ByDestination]):
             lines.append("    bool begun = false;")
         if self.form.epilogue is not None:
             lines.append("    " + self.sums_of_row(self.form.epilogue))
-        for count in self.form.together:
-            lines += self._added_together(count)
+        for count in self.form.rows_at_once:
+            lines += self._add_rows(count)
         if self.form.epilogue is not None:
             lines += self._epilogue_of_place(self.form.epilogue)
         elif self.kernel.fresh:
@@ -144,11 +143,11 @@ class ByDestinationWriter(RowsOfSums[ByDestination]):
     def variable(self, var: Var) -> str:
         return self._row or var.key if var == self.kernel.parallel[0] else var.key
 
-    def _added_together(self, count: int) -> list[str]:
+    def _add_rows(self, count: int) -> list[str]:
         """Adds `count` rows of a destination at once, as long as there are as many if it is the
         most, else once."""
         row, last = self.kernel.parallel
-        store, step = self.form.store, "while" if count == self.form.together[0] else "if"
+        store, step = self.form.store, "while" if count == self.form.rows_at_once[0] else "if"
         target, ctype = self._at_place(), VALUE_TYPE[store.ref.dtype]
         old = f"begun ? {target} : 0" if self.kernel.fresh else target
         block = self._converted_block((store,), last, None, None)
@@ -181,7 +180,5 @@ class ByDestinationWriter(RowsOfSums[ByDestination]):
         store, place = self.form.store, self.form.place
         if self.form.epilogue is not None:
             return f"sums[{self.kernel.parallel[-1].key}]"
-        terms = tuple((a, c) for a, c in store.index.terms if a != place)
-        step = dict(store.index.terms)[place]
-        index = f"{self.size(step)} * place + {self.index(Index(store.index.const, terms))}"
-        return f"{self.arg(store.ref)}[{index}]"
+        step, others = self.size(store.index.coefficient(place)), store.index.without(place)
+        return f"{self.arg(store.ref)}[{step} * place + {self.index(others)}]"

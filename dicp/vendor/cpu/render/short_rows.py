@@ -12,7 +12,7 @@ from dicp.loop.ir.expr import Named, Ref
 from dicp.loop.ir.index import Index, Var
 from dicp.loop.ir.kernel import Let, Phase, Reduce, Scan, ScratchStore
 from dicp.vendor.cpu.form import ShortRows
-from dicp.vendor.cpu.render.conversions import Converted
+from dicp.vendor.cpu.render.conversions import Bounds, Converted
 from dicp.vendor.cpu.render.loops import Loops, block_end
 from dicp.vendor.cpu.render.strips import each_lane
 
@@ -78,9 +78,8 @@ class ShortRowsWriter(Loops[ShortRows]):
     def _row_place(self, ref: Ref, index: Index, row: Var) -> str:
         """The address of the tile's first row."""
         (element,) = self.kernel.reduction
-        others = tuple(t for t in index.terms if t[0] not in (row, element))
-        step = self.size(index.coefficient(row))
-        return f"{self.arg(ref)} + ({self.index(Index(index.const, others))} + {step} * tile)"
+        others, step = self.index(index.without(row, element)), self.size(index.coefficient(row))
+        return f"{self.arg(ref)} + ({others} + {step} * tile)"
 
     # ---- phases ---------------------------------------------------------------------------------
 
@@ -145,7 +144,7 @@ class ShortRowsWriter(Loops[ShortRows]):
         return [*head, *self._in_blocks(element, lines, long, depth)]
 
     def _loop_of(
-        self, element: Var, lines: list[str], depth: int, bounds: tuple[str, str] | None = None
+        self, element: Var, lines: list[str], depth: int, bounds: Bounds | None = None
     ) -> list[str]:
         return [
             f"{margin(depth)}{self._for_header(element, bounds)} {{",

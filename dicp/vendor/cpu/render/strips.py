@@ -16,7 +16,7 @@ from dicp.loop.ir.expr import Read
 from dicp.loop.ir.index import Var
 from dicp.loop.ir.kernel import Reduce, Scan, ScratchStore
 from dicp.vendor.cpu.form import Strip
-from dicp.vendor.cpu.render.conversions import Conversions
+from dicp.vendor.cpu.render.conversions import Bounds, Conversions
 
 
 class Strips(Conversions):
@@ -27,12 +27,12 @@ class Strips(Conversions):
         sums = [s for s in strip.range.stmts if isinstance(s, Reduce)]
         return [
             *self._clear_lane_accumulators(sums, strip.lanes, indent),
-            *self._lines_of(strip, var, indent),
+            *self._strip_mined_loop(strip, var, indent),
             *self._fold_lane_accumulators(sums, strip.lanes, indent),
         ]
 
-    def _lines_of(
-        self, strip: Strip, var: Var, indent: int, bounds: tuple[str, str] | None = None
+    def _strip_mined_loop(
+        self, strip: Strip, var: Var, indent: int, bounds: Bounds | None = None
     ) -> list[str]:
         """The loop itself: results are computed in registers and stored a line at once."""
         part, count, non_temporal = strip.range, strip.lanes, strip.non_temporal

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
 
@@ -51,6 +52,15 @@ class Planned:
 def in_first_call(lw: Lowering, value: Value) -> Planned:
     """`value` with its sizes in the first call."""
     return Planned(lw.first_sizes(value.shape), value.dtype)
+
+
+class Layout(NamedTuple):
+    """The memory formats of images: those of one pixel have both."""
+
+    row_major: bool
+    """Whether they are NCHW."""
+    channels_last: bool
+    """Whether they are NHWC."""
 
 
 @dataclass(frozen=True)
@@ -139,32 +149,34 @@ def limits() -> ConvolutionLimits:
 
 
 def result(
-    how: Options, x: Shaped, w: Shaped, out: Sequence[Size], rows: bool, last: bool,
-    first: Callable[[Sequence[Size]], Sequence[Size]] = tuple,
+    how: Options, x: Shaped, w: Shaped, out: Sequence[Size], layout: Layout,
+    first_sizes: Callable[[Sequence[Size]], Sequence[Size]] = tuple,
 ) -> str | None:  # fmt: skip
-    """The kernel for a result whose layout is row-major (NCHW) or channels last; None: the library.
+    """The kernel for a result with this layout; None: the library.
 
-    `rows` and `last` tell which; an image of one pixel is both row-major and channels last. `first`
-    gives sizes as in the first call.
+    `first_sizes` gives sizes as in the first call.
     """
-    image, sizes = Planned(first(x.shape), x.dtype), first(out)
+    image, sizes = Planned(first_sizes(x.shape), x.dtype), first_sizes(out)
     if how.transposed:
         how, images = replace(how, transposed=False), Planned(sizes, x.dtype)
-        if rows and how.makes_patches(image, w, sizes):
+        if layout.row_major and how.makes_patches(image, w, sizes):
             return "product"
-        fits = last and how.fit(x, w) and is_images_gradient_by_nhwc(how, images, w, image.shape)
-        return "nhwc" if fits else None
+        fits = layout.channels_last and how.fit(x, w)
+        by_nhwc = fits and is_images_gradient_by_nhwc(how, images, w, image.shape)
+        return "nhwc" if by_nhwc else None
     axes = how.axes(x, w, out)
     if not how.fit(x, w):
-        fits = last and how.fits_depthwise(x, w) and depthwise.is_better(w, out, axes)
-        return "depthwise" if fits else None
-    if rows and not how.of_single_pixels(x, axes):
-        kind = _of_rows(w, w.shape[0] // how.groups, sizes, how.axes(image, w, sizes))
+        fits = layout.channels_last and how.fits_depthwise(x, w)
+        return "depthwise" if fits and depthwise.is_better(w, out, axes) else None
+    if layout.row_major and not how.of_single_pixels(x, axes):
+        kind = _of_row_major(w, w.shape[0] // how.groups, sizes, how.axes(image, w, sizes))
         if kind is not None:
             return "product" if kind == "convolution" and how.by_pixel(x, axes) else kind
-    if last and (how.in_patches(x, axes) or how.reads_few_pixels(x, axes)):
+    if not layout.channels_last:
+        return None
+    if how.in_patches(x, axes) or how.reads_few_pixels(x, axes):
         return "patchify"
-    return "nhwc" if last and _is_by_nhwc(how, image, w, sizes) else None
+    return "nhwc" if _is_by_nhwc(how, image, w, sizes) else None
 
 
 def images_gradient(how: Options, x: Shaped, w: Shaped, out: Sequence[Size]) -> str | None:
@@ -177,7 +189,7 @@ def images_gradient(how: Options, x: Shaped, w: Shaped, out: Sequence[Size]) -> 
         few = w.shape[1] < MIN_FILTERS // 2  # type: ignore[operator]
         return None if dilated or few else "im2col"
     exchanged = Planned((w.shape[1], w.shape[0], *w.shape[2:]), w.dtype)
-    kind = _of_rows(exchanged, w.shape[1], x.shape, transposed(axes))
+    kind = _of_row_major(exchanged, w.shape[1], x.shape, transposed(axes))
     if kind is None or not of_one_pixel(axes):
         return kind
     # A product reads filters in place; im2col joins the few pixels of several images.
@@ -216,14 +228,14 @@ def _at(axis: int, *lists: Sequence[Size]) -> list[Size]:
     return [values[axis] if len(values) > 1 else values[0] for values in lists]
 
 
-def _is_known(w: Shaped, out: Sequence[Size]) -> bool:
+def _is_static_float32(w: Shaped, out: Sequence[Size]) -> bool:
     """Whether it is float32 and its sizes are no symbols; in bfloat16 oneDNN is faster."""
     return w.dtype == torch.float32 and all(isinstance(n, int) for n in (*w.shape[1:], *out))
 
 
 def _is_at_most(most: int, w: Shaped, out: Sequence[Size]) -> bool:
     """Whether it is float32 of at most `most` multiplications."""
-    return _is_known(w, out) and product((*w.shape[1:], *out)) <= most  # type: ignore[operator]
+    return _is_static_float32(w, out) and product((*w.shape[1:], *out)) <= most  # type: ignore[operator]
 
 
 def _is_better(w: Shaped, out: Sequence[Size], axes: Sequence[Axis]) -> bool:
@@ -233,13 +245,15 @@ def _is_better(w: Shaped, out: Sequence[Size], axes: Sequence[Axis]) -> bool:
     return out[0] == 1 or _is_at_most(limits().light, w, out) or _share(axes) >= MIN_TILE_SHARE
 
 
-def _of_rows(w: Shaped, rows: Size, out: Sequence[Size], axes: Sequence[Axis]) -> str | None:
-    """Our kernel for `rows` filters and row-major images, if it is faster than the library."""
-    if _is_by_im2col(w, rows, out, axes):
+def _of_row_major(
+    w: Shaped, filters: Size, out: Sequence[Size], axes: Sequence[Axis]
+) -> str | None:
+    """Our kernel for `filters` of a group and row-major images, if it is the faster one."""
+    if _is_by_im2col(w, filters, out, axes):
         return "im2col"
     if not _is_better(w, out, axes):
         return None
-    many = isinstance(rows, int) and rows >= limits().filters
+    many = isinstance(filters, int) and filters >= limits().filters
     return "im2col" if many and any(axis.taps != 1 for axis in axes) else "convolution"
 
 
@@ -257,9 +271,10 @@ def _is_better_gradient(w: Shaped, grad: Sequence[Size], axes: Sequence[Axis]) -
     )
 
 
-def _is_by_im2col(w: Shaped, rows: Size, out: Sequence[Size], axes: Sequence[Axis]) -> bool:
-    """Whether im2col is faster: `rows` filters make small images, of the shape `out`."""
-    if not isinstance(rows, int) or rows < MIN_FILTERS or not _is_at_most(MAX_CONVOLUTION, w, out):
+def _is_by_im2col(w: Shaped, filters: Size, out: Sequence[Size], axes: Sequence[Axis]) -> bool:
+    """Whether im2col is faster: `filters` of a group make small images, of the shape `out`."""
+    many = isinstance(filters, int) and filters >= MIN_FILTERS
+    if not many or not _is_at_most(MAX_CONVOLUTION, w, out):
         return False
     if of_one_pixel(axes) or len(axes) == 1:
         return product(out[2:]) <= limits().flat_pixels  # type: ignore[operator]
@@ -267,14 +282,15 @@ def _is_by_im2col(w: Shaped, rows: Size, out: Sequence[Size], axes: Sequence[Axi
 
 
 def _is_gradient_by_im2col(
-    w: Shaped, rows: Size, grad: Sequence[Size], axes: Sequence[Axis]
+    w: Shaped, filters: Size, grad: Sequence[Size], axes: Sequence[Axis]
 ) -> bool:
-    """Whether im2col is faster for the gradient of filters, of which `rows` read a patch.
+    """Whether im2col is faster for the gradient of filters, of which `filters` read a patch.
 
     It sums over pixels, so those of all images count. Few channels do not fill a panel: with 3 and
     4 of them, it takes 0.75 of the library's time where patches do not overlap.
     """
-    if not isinstance(rows, int) or rows < MIN_FILTERS // 2 or not _is_known(w, grad):
+    many = isinstance(filters, int) and filters >= MIN_FILTERS // 2
+    if not many or not _is_static_float32(w, grad):
         return False
     pixels, limit, single = product((grad[0], *grad[2:])), limits(), of_one_pixel(axes)
     if _is_at_most(MAX_CONVOLUTION, w, grad):

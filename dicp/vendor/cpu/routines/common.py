@@ -28,59 +28,45 @@ CHANNELS_LAST = (0, 2, 3, 1)
 """The axes of channels-last images in memory, the contiguous one last."""
 DEPTHWISE_TAPS = (3, 5, 7)
 """Widths of depthwise filters for which there are kernels."""
-PRODUCT_BODIES = {
-    "dicp_product": "d_product<{}>(args, sizes, false)",
-    "dicp_product_biased": "d_product<{}>(args, sizes, true)",
-}
+
+
+def _both(name: str, function: str, option: str = "biased") -> dict[str, str]:
+    """An entry point without an option of its function, and one with it."""
+    return {name: f"{function}(args, sizes, false)",
+            f"{name}_{option}": f"{function}(args, sizes, true)"}  # fmt: skip
+
+
+PRODUCT_BODIES = _both("dicp_product", "d_product<{}>")
 GROUPS = {
     "product": PRODUCT_BODIES,
     "product_any_rows": {
         **PRODUCT_BODIES,
-        "dicp_product_any_rows": "d_product_any_rows<{}>(args, sizes, false)",
-        "dicp_product_any_rows_biased": "d_product_any_rows<{}>(args, sizes, true)",
+        **_both("dicp_product_any_rows", "d_product_any_rows<{}>"),
     },
     "product_grouped": {
         **PRODUCT_BODIES,
         "dicp_product_grouped": "d_product_grouped<{}>(args, sizes)",
         "dicp_product_grouped_weights": "d_product_grouped_weights<{}>(args, sizes)",
     },
-    "product_transposed": {
-        "dicp_product_transposed": "d_product_transposed<{}>(args, sizes, false)",
-        "dicp_product_transposed_biased": "d_product_transposed<{}>(args, sizes, true)",
-    },
-    "dots": {
-        "dicp_dots": "d_product_by_dots<{}>(args, sizes, false)",
-        "dicp_dots_biased": "d_product_by_dots<{}>(args, sizes, true)",
-    },
-    "axpys": {
-        "dicp_axpys": "d_product_by_axpys<{}>(args, sizes, false)",
-        "dicp_axpys_biased": "d_product_by_axpys<{}>(args, sizes, true)",
-    },
+    "product_transposed": _both("dicp_product_transposed", "d_product_transposed<{}>"),
+    "dots": _both("dicp_dots", "d_product_by_dots<{}>"),
+    "axpys": _both("dicp_axpys", "d_product_by_axpys<{}>"),
     "dots_bytes": {"dicp_dots_of_bytes": "d_product_of_bytes_by_dots<{}>(args, sizes)"},
     "product_bytes": {"dicp_product_of_bytes": "d_product_of_bytes<{}>(args, sizes)"},
-    "convolution": {
-        "dicp_convolution": "d_convolve(args, sizes, false)",
-        "dicp_convolution_biased": "d_convolve(args, sizes, true)",
-    },
+    "convolution": _both("dicp_convolution", "d_convolve"),
     "nhwc": {
-        "dicp_nhwc": "d_convolve_nhwc(args, sizes, false)",
-        "dicp_nhwc_biased": "d_convolve_nhwc(args, sizes, true)",
-        "dicp_nhwc_strided": "d_convolve_nhwc_strided(args, sizes, false)",
-        "dicp_nhwc_strided_biased": "d_convolve_nhwc_strided(args, sizes, true)",
+        **_both("dicp_nhwc", "d_convolve_nhwc"),
+        **_both("dicp_nhwc_strided", "d_convolve_nhwc_strided"),
     },
     "nhwc_filters": {"dicp_nhwc_filters": "d_convolution_nhwc_filters_of(args, sizes)"},
     "convolution_filters": {"dicp_convolution_filters": "d_convolution_filters(args, sizes)"},
     "im2col": {
-        "dicp_im2col": "d_im2col_forward(args, sizes, false)",
-        "dicp_im2col_biased": "d_im2col_forward(args, sizes, true)",
+        **_both("dicp_im2col", "d_im2col_forward"),
         "dicp_im2col_images": "d_im2col_images(args, sizes)",
     },
     "im2col_filters": {"dicp_im2col_filters": "d_im2col_filters(args, sizes)"},
     **{
-        f"depthwise_{n}": {
-            f"dicp_depthwise_{n}": f"d_depthwise_forward<{{}}, {n}>(args, sizes, false)",
-            f"dicp_depthwise_{n}_biased": f"d_depthwise_forward<{{}}, {n}>(args, sizes, true)",
-        }
+        f"depthwise_{n}": _both(f"dicp_depthwise_{n}", f"d_depthwise_forward<{{}}, {n}>")
         for n in DEPTHWISE_TAPS
     },
     **{
@@ -91,14 +77,8 @@ GROUPS = {
         for n in DEPTHWISE_TAPS
     },
     "depthwise_filters": {"dicp_depthwise_filters": "d_depthwise_filters_of<{}, 0>(args, sizes)"},
-    "attention": {
-        "dicp_attention": "d_attention_forward<{}>(args, sizes, false)",
-        "dicp_attention_masked": "d_attention_forward<{}>(args, sizes, true)",
-    },
-    "attention_gradients": {
-        "dicp_attention_gradients": "d_attention_backward<{}>(args, sizes, false)",
-        "dicp_attention_gradients_masked": "d_attention_backward<{}>(args, sizes, true)",
-    },
+    "attention": _both("dicp_attention", "d_attention_forward<{}>", "masked"),
+    "attention_gradients": _both("dicp_attention_gradients", "d_attention_backward<{}>", "masked"),
 }
 """Group of routines compiled together -> entry point -> body; `{}` is the element type.
 

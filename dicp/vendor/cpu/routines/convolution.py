@@ -14,7 +14,7 @@ from dicp.loop.lowering import Lowering, RuleTable, Value, library
 from dicp.loop.lowering.library import bias_gradient, library_rule
 from dicp.torch_private import FloorDiv
 from dicp.vendor.cpu.routines import choice, depthwise, nhwc, patchify
-from dicp.vendor.cpu.routines.choice import Options, in_first_call, of_one_pixel
+from dicp.vendor.cpu.routines.choice import Layout, Options, in_first_call, of_one_pixel
 from dicp.vendor.cpu.routines.common import (
     LIBRARY_CALLS,
     UNIT_AXIS,
@@ -44,10 +44,10 @@ def convolution(
 ) -> Value:
     (out,) = lw.results()
     how = Options(*options, **named)
-    rows, last = _is_row_major(out), len(out.shape) == 4 and is_channels_last(out)
+    layout = Layout(_is_row_major(out), len(out.shape) == 4 and is_channels_last(out))
     kind = None
     if are_supported(x, w, bias):
-        kind = choice.result(how, x, w, out.shape, rows, last, lw.first_sizes)
+        kind = choice.result(how, x, w, out.shape, layout, lw.first_sizes)
     if how.transposed and kind == "product":
         return patchify.transposed(lw, x, w, bias, out)
     if how.transposed and kind == "nhwc":
@@ -59,7 +59,7 @@ def convolution(
     if kind == "patchify":
         return patchify.convolved(lw, x, w, bias, out, axes)
     if kind == "product":
-        return _by_pixel_in_rows(lw, x, lw.reshape(w, w.shape[:2]), bias, out)
+        return _by_pixel_row_major(lw, x, lw.reshape(w, w.shape[:2]), bias, out)
     if kind == "nhwc":
         return nhwc.convolved(lw, x, w, bias, out, axes)
     if kind is not None:
@@ -84,7 +84,7 @@ def convolution_backward(
         filters = lw.result(metas[1]) if mask[1] else None
         if how.in_patches(x, axes) and is_channels_last(images or lw.realize(x)):
             results[:2] = patchify.gradients(lw, grad, x, w, images, filters, axes)
-        elif x.ndim == 3 or _pixels_in_rows(lw.realize(grad), lw.realize(x)):
+        elif x.ndim == 3 or _is_row_major(lw.realize(grad), lw.realize(x)):
             results[:2] = _backward(lw, grad, x, w, images, filters, how)
         else:
             results[:2] = nhwc.gradients(lw, grad, x, w, images, filters, how)
@@ -124,7 +124,7 @@ def library_backward(
     few = not isinstance(x.shape[1], int) or x.shape[1] < MIN_CHANNELS
     pixels = len(taps) == 2 and all(tap == 1 for tap in taps)
     if wanted and few and pixels and strided:
-        grad, x, w = (lw.value_of(_in_rows(lw, v)) for v in (grad, x, w))
+        grad, x, w = (lw.value_of(_row_major(lw, v)) for v in (grad, x, w))
     return library.convolution_backward(lw, grad, x, w, bias_sizes, *rest)
 
 
@@ -140,11 +140,6 @@ def _wide_backward(
     ]
     found = lw.call(aten.convolution_backward.default, (*given, bias_sizes, *rest), outs=outs)
     return [lw.cast(value, grad.dtype) for value in found]
-
-
-def _is_row_major(out: Ref) -> bool:
-    """Whether the pixels of each channel are contiguous, row by row."""
-    return out.strides[2:] == contiguous_strides(out.shape[2:])
 
 
 def _skips_padding(x: Value, w: Value, axes: Sequence[Axis], groups: int) -> Size:
@@ -182,7 +177,7 @@ def _problem(
     lw: Lowering, x: Value, w: Value, axes: Sequence[Axis], groups: int, out: Ref, skips: Size
 ) -> tuple[Ref, list[Size]]:
     """The images in memory, and the kernels' sizes; `out` has the result's shape and strides."""
-    image = _in_rows(lw, x)
+    image = _row_major(lw, x)
     row = image.strides[-2] if len(image.shape) == 4 else 0
     if of_one_pixel(axes):  # all its pixels are one row
         axes = [UNIT_AXIS._replace(size=product(image.shape[2:]), out=product(out.shape[2:]))]
@@ -201,17 +196,18 @@ def _convolved(
     return call_biased(lw, f"dicp_{kind}", refs, bias, out, sizes)
 
 
-def _in_rows(lw: Lowering, x: Value) -> Ref:
+def _row_major(lw: Lowering, x: Value) -> Ref:
     """Images in memory, row-major."""
     image = lw.realize(x)
-    return image if _pixels_in_rows(image) else lw.realize(x, contiguous_strides(x.shape))
+    return image if _is_row_major(image) else lw.realize(x, contiguous_strides(x.shape))
 
 
-def _pixels_in_rows(*images: Ref) -> bool:
+def _is_row_major(*images: Ref) -> bool:
+    """Whether the pixels of each channel are contiguous, row by row."""
     return all(i.strides[2:] == contiguous_strides(i.shape[2:]) for i in images)
 
 
-def _by_pixel_in_rows(
+def _by_pixel_row_major(
     lw: Lowering, x: Value, filters: Value, bias: Value | None, out: Ref
 ) -> Value:
     """1x1 filters and row-major images: a product of the filters with each image's channels."""
@@ -237,7 +233,7 @@ def _backward(
     kind = choice.filters_gradient(how, in_first_call(lw, x), w, lw.first_sizes(grad.shape))
     if kind is None:
         return found[0], None
-    grad_output, axes = _in_rows(lw, grad), how.axes(x, w, grad.shape)
+    grad_output, axes = _row_major(lw, grad), how.axes(x, w, grad.shape)
     skips = (
         _skips_padding(x, w, axes, how.groups) if all(axis.dilation == 1 for axis in axes) else 0
     )
@@ -256,7 +252,7 @@ def _images_gradient(
         return None
     if kind == "product":
         filters = lw.permute(lw.reshape(w, w.shape[:2]), [1, 0])
-        return _by_pixel_in_rows(lw, grad, filters, None, images)
+        return _by_pixel_row_major(lw, grad, filters, None, images)
     if choice.gradient_is_convolution(how):
         transposed = choice.transposed(axes)
         return _convolved(lw, kind, grad, _transposed(lw, w), None, images, transposed, 1, skips=1)

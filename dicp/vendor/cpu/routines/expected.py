@@ -45,7 +45,7 @@ def expected_groups(
     `facts`: the target's. `past_blas`: whether BLAS is the slower library for a class of products.
     """
     found: dict[Group, None] = {}
-    last = any(_wants_channels_last(node, facts) for node in _nodes(gm))
+    channels_last = any(_wants_channels_last(node, facts) for node in _nodes(gm))
     for node in _nodes(gm):
         value = _tensor(node)
         if value is None or value.dtype not in TYPES:
@@ -60,7 +60,7 @@ def expected_groups(
             called = _groups_of_product(node, value, train) if ours else ()
         names: Iterable[str] = _with_gradients(called, train)
         if _operator(node) in CONVOLUTIONS:
-            names = _groups_of_convolution(node, value, last, train, facts)
+            names = _groups_of_convolution(node, value, channels_last, train, facts)
         found.update((Group.of(name, value.dtype), None) for name in names)
     return list(dict.fromkeys(without_parts(found).values()))
 
@@ -127,11 +127,11 @@ def _wants_channels_last(node: fx.Node, facts: Facts) -> bool:
 
 
 def _groups_of_convolution(
-    node: fx.Node, out: torch.Tensor, last: bool, train: bool, facts: Facts
+    node: fx.Node, out: torch.Tensor, channels_last: bool, train: bool, facts: Facts
 ) -> Iterable[str]:
     """The groups that compute the result and, in training, both gradients.
 
-    `last`: whether images are channels last. The gradients of a transposed convolution are library
+    `channels_last`: whether 2-d images are. The gradients of a transposed convolution are library
     calls.
     """
     x, w = (_tensor(_argument(node, *which)) for which in ((0, "input", None), (1, "weight", None)))
@@ -141,17 +141,17 @@ def _groups_of_convolution(
         x, out = x[None], out[None]
     how = _options(node, x, w)
     if x.ndim == 3:
-        last = facts.is_conv2d(w, how.groups)
-        if last:
+        channels_last = facts.is_conv2d(w, how.groups)
+        if channels_last:
             x, w, out = (tensor.unsqueeze(2) for tensor in (x, w, out))
             how = choice.Options(*options_of_one_row(**vars(how)))
     fixed = (*w.shape, *how.stride, *how.padding, *how.dilation, how.groups)
     if not all(isinstance(size, int) for size in fixed):
         return
     images, sizes = choice.Planned(_in_first_call(x.shape), x.dtype), _in_first_call(out.shape)
-    kinds = [choice.result(how, images, w, sizes, not last, last)]
+    kinds = [choice.result(how, images, w, sizes, choice.Layout(not channels_last, channels_last))]
     train = train and not how.transposed
-    if train and not last:
+    if train and not channels_last:
         kinds.append(choice.images_gradient(how, images, w, sizes))
         filters = choice.filters_gradient(how, images, w, sizes)
         kinds.append(filters and f"{filters}_filters")

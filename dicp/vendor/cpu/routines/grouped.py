@@ -37,8 +37,7 @@ def _product(lw: Lowering, x: Value, w: Value, ends: Value, transposed: bool, ou
     limits = lw.realize(ends, contiguous_strides(ends.shape))
     sizes = [ends.shape[0], x.shape[0], b.shape[2], b.shape[1], int(ends.dtype.itemsize == 8),
              *a.strides, *b.strides, out.strides[0]]  # fmt: skip
-    name = "dicp_product_grouped"
-    return call(lw, name, (a, b, limits), (out,), sizes)[0]
+    return call(lw, "dicp_product_grouped", (a, b, limits), (out,), sizes)[0]
 
 
 def _weights(lw: Lowering, x: Value, grad: Value, ends: Value, out: Ref) -> Value:
@@ -50,8 +49,7 @@ def _weights(lw: Lowering, x: Value, grad: Value, ends: Value, out: Ref) -> Valu
     limits = lw.realize(ends, contiguous_strides(ends.shape))
     sizes = [ends.shape[0], x.shape[0], grad.shape[1], x.shape[1], int(ends.dtype.itemsize == 8),
              *a.strides, *b.strides, *steps]  # fmt: skip
-    name = "dicp_product_grouped_weights"
-    return call(lw, name, (a, b, limits), (out,), sizes)[0]
+    return call(lw, "dicp_product_grouped_weights", (a, b, limits), (out,), sizes)[0]
 
 
 @GROUPED.register(aten._grouped_mm.default, kind="library")

@@ -38,11 +38,7 @@ aten = torch.ops.aten
 
 ACTIVATIONS = ("none", "relu", "gelu", "gelu_tanh", "silu", "tanh", "sigmoid")
 """In the order of `d_activation`."""
-
-
 CONVERSIONS = (aten._to_copy.default, torch.ops.prims.convert_element_type.default)
-
-
 Variant = Literal["dots", "axpys", "product", "product_any_rows", "product_transposed"]
 
 
@@ -188,9 +184,9 @@ class Products:
         self, lw: Lowering, bias: Value, a: Value, b: Value, *, beta: Any = 1, alpha: Any = 1
     ) -> Value:
         (out,) = lw.results()
-        row = bias.ndim == 1 and bias.shape[0] == b.shape[1] and beta == 1 and alpha == 1
         past_blas = self.is_past_blas(a, b)
-        if not (past_blas and row and self.fits(lw, out, a, b, bias)):
+        own = past_blas and library.adds_row(bias, b, beta, alpha)
+        if not (own and self.fits(lw, out, a, b, bias)):
             return library.addmm(lw, bias, a, b, beta, alpha, past_blas)
         return _product(lw, a, b, out, bias)
 

@@ -10,7 +10,7 @@ from typing import TypeGuard
 
 import torch
 
-from dicp.loop.ir.access import deep_variables
+from dicp.loop.ir.access import is_along
 from dicp.loop.ir.expr import Read, Ref
 from dicp.loop.ir.index import Var, product
 from dicp.loop.ir.kernel import Kernel, Reduce, Scan, Stmt, Store
@@ -24,7 +24,7 @@ from dicp.vendor.cpu.thresholds import (
     MAX_CONVERTED_ONCE,
     MAX_HALF_ROW,
     MIN_CONVERTED,
-    MIN_PASS,
+    MIN_LANE_LOOP,
     MIN_REDUCTION_BYTES,
     PARALLEL_COST,
 )
@@ -41,7 +41,7 @@ class Chooser:
         self.kernel = kernel
         self.non_temporal_bytes = non_temporal_bytes
         """Bytes from which no part of a result is still in a cache when it is read."""
-        self.stored = {s.ref.root for s in kernel.stores()}
+        self.stored = kernel.written_buffers()
 
     def choose(self) -> HostForm:
         raise NotImplementedError
@@ -81,7 +81,7 @@ class Chooser:
         not short and in whole lines."""
         non_temporal = self._non_temporal_stores(part, var)
         lanes = line([*(s.ref for s in non_temporal), *(item.ref for item in prefetch)])
-        least = MIN_PASS if any(isinstance(s, Reduce) for s in part.stmts) else lanes
+        least = MIN_LANE_LOOP if any(isinstance(s, Reduce) for s in part.stmts) else lanes
         if not non_temporal and not prefetch or not _in_whole_lines(part, lanes, least):
             return Strip(part)
         next_row = tuple((item, self.kernel.parallel[-1], 1) for item in prefetch)
@@ -99,13 +99,11 @@ class Chooser:
         if stmt.op or not isinstance(size, int) or size < self.non_temporal_bytes:
             return False
         reads = {item.ref.root for item in self.kernel.reads()}
-        if stmt.ref.root in reads or index.coefficient(var) != 1:
+        if stmt.ref.root in reads or not is_along(index, var):
             return False
-        others = [(a, c) for a, c in index.terms if a != var]
-        steps = [index.const, *(c for _, c in others)]
-        hidden = any(var in deep_variables(a) for a, _ in others)
-        whole = line([stmt.ref])
-        return not hidden and all(isinstance(c, int) and c % whole == 0 for c in steps)
+        others, whole = index.without(var), line([stmt.ref])
+        steps = [index.const, *(c for _, c in others.terms)]
+        return all(isinstance(c, int) and c % whole == 0 for c in steps)
 
 
 def is_floating_sum(stmt: Stmt) -> TypeGuard[Reduce | Scan]:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
+from typing import Literal
 
 import torch
 
@@ -26,15 +28,16 @@ from dicp.vendor.cpu.schedule.chooser import Chooser, is_floating_sum
 from dicp.vendor.cpu.schedule.short_rows import short_rows
 from dicp.vendor.cpu.schedule.vectors import is_vectorized
 from dicp.vendor.cpu.thresholds import (
-    BEYOND_NEAR,
+    BEYOND_PRIVATE_CACHES,
     COLUMN_TILE,
     FEW_ROWS,
+    MIN_IN_PLANES,
     MIN_PLANE,
-    MIN_PLANES,
     MIN_SCAN,
     MIN_SHIFTED,
+    ONLINE_BLOCK,
     PARALLEL_COST,
-    PLACE_BLOCK,
+    POSITION_BLOCK,
     PREFETCH_AHEAD,
     PREFETCH_BYTES,
     SCAN_BLOCK,
@@ -45,11 +48,10 @@ from dicp.vendor.cpu.thresholds import (
     SUM_BLOCK,
     SUM_LANES,
     UNROLL_AND_JAM,
-    WEIGHT_BLOCK,
 )
 
 IN_LANES = frozenset({"sum", "prod", "max", "min"})
-"""Reductions that have lane accumulators of their own in rows of nothing else."""
+"""Reductions for which a pass that computes nothing else has lane accumulators."""
 
 
 class Inner(Chooser):
@@ -60,49 +62,55 @@ class Inner(Chooser):
         loops = (*kernel.parallel, *kernel.reduction)
         if self._splittable():
             inner, *tail = kernel.phases
-            return form.Split(first=self.pass_over(inner, limited=True), tail=tuple(tail))
+            return form.Split(first=self._pass(inner, part="chunk"), tail=tuple(tail))
         if self._in_planes():
             return self._planes()
         team = self.team(loops, len(kernel.parallel))
-        scan = any(isinstance(s, Scan) for s in kernel.stmts())
-        if scan and self._is_outer_scan():
-            return form.Columns(self.team(loops, len(kernel.parallel)), tile=COLUMN_TILE)
-        if scan and self._only_prefix_sums():
+        if self.scans and self._is_outer_scan():
+            return form.Columns(team, tile=COLUMN_TILE)
+        if self.scans and self._only_prefix_sums():
             return form.PrefixSums(team, block=SCAN_BLOCK)
-        if scan and self._can_jam():
+        if self.scans and self._can_jam():
             return form.JammedScans(team, jam=UNROLL_AND_JAM)
         short = short_rows(kernel, team)
         if short is not None:
             return short
         sums = tuple(kernel.cross_row_stores())
-        return form.Rows(self.team(loops) if sums else team, tuple(self._passes(scan)), sums)
+        return form.Rows(self.team(loops) if sums else team, tuple(self._passes()), sums)
 
-    def _passes(self, scan: bool) -> list[RowStep]:
+    @cached_property
+    def scans(self) -> list[Scan]:
+        """The kernel's scans, each element of which depends on those before: no reduction shares a
+        kernel with them."""
+        return [s for s in self.kernel.stmts() if isinstance(s, Scan)]
+
+    def _passes(self) -> list[RowStep]:
         phases = list(self.kernel.phases)
-        prefetch = {} if scan else self._prefetched(self._between())
-        shifted = {} if scan else self._shifted_phases(prefetch)
+        prefetch = {} if self.scans else self._prefetched(self._memory_idle_phases())
+        shifted = self._shifted_phases(prefetch)
         found: list[RowStep] = []
         while phases:
             phase = phases.pop(0)
-            online = None if prefetch or not phases else self._online(phase, phases[0])
+            total = None if prefetch or not phases else self._online_total(phase, phases[0])
             if phase in shifted:
                 found += shifted[phase]
             elif phase.level == "parallel":
                 found.append(phase)
-            elif online is not None:
+            elif total is not None:
                 phases.pop(0)
-                found.append(Online(self.pass_over(phase, limited=True), online[1], WEIGHT_BLOCK))
+                found.append(Online(self._pass(phase, part="block"), total, ONLINE_BLOCK))
             else:
-                found.append(self.pass_over(phase, scan, prefetch=prefetch.get(phase, ())))
+                found.append(self._pass(phase, prefetch.get(phase, ())))
         return found
 
-    def pass_over(
-        self, phase: Phase, serial: bool = False, limited: bool = False,
-        prefetch: Sequence[Read] = (), loops: Sequence[Var] | None = None,
+    def _pass(
+        self, phase: Phase, prefetch: Sequence[Read] = (), loops: Sequence[Var] | None = None,
+        part: Literal["chunk", "block"] | None = None,
     ) -> Pass:  # fmt: skip
-        """The pass of a phase; `limited`: over a part of the range of its first loop."""
+        """The pass of a phase over the range of its first loop, or over a `part` of it: the chunk
+        of a thread, or a block of online softmax, which is short."""
         loops = tuple(self.kernel.reduction if loops is None else loops)
-        own = set(phase.stmts)
+        serial, own = bool(self.scans), set(phase.stmts)
         extrema: dict[Reduce, Reduce] = {}
         if loops and not serial:
             phase, extrema = _with_extrema(phase)
@@ -110,16 +118,16 @@ class Inner(Chooser):
         block = 0 if serial else self._block(phase, bool(prefetch))
         blocks = tuple(s for s in phase.stmts if block and is_floating_sum(s))
         if extrema:
-            block = PLACE_BLOCK
+            block = POSITION_BLOCK
         found = Pass(phase, loops, serial, blocks, block, extrema=extrema, added=added)
         if not loops:
             return found
-        whole = not limited or self._splittable()  # blocks of online softmax are short
-        in_lines = blocks or (whole and not serial and self._only_reduces(phase))
-        if in_lines and not extrema and is_vectorized(phase.stmts, loops[-1]):
-            return self._in_lines(found, prefetch, limited and len(loops) == 1)
+        limited = part is not None and len(loops) == 1
+        in_lanes = blocks or (part != "block" and not serial and self._only_reduces(phase))
+        if in_lanes and not extrema and is_vectorized(phase.stmts, loops[-1]):
+            return self._strip_mined(found, prefetch, limited)
         strips: list[Strip] = []
-        if not blocks and not extrema and not (limited and len(loops) == 1):
+        if not blocks and not extrema and not limited:
             if serial:
                 strips = [Strip(part) for part in split(phase.stmts, loops[-1])]
             else:
@@ -143,9 +151,9 @@ class Inner(Chooser):
         reduces = all(isinstance(s, Reduce) and s.op in IN_LANES for s in phase.stmts)
         return reduces and not short and self.is_long(SHORT_ROW)
 
-    def _in_lines(self, over: Pass, prefetch: Sequence[Read], part: bool) -> Pass:
-        """The last loop a line at a time, if it is not short or goes in groups, which prefetch the
-        loads of the next one. A `part` of a long row prefetches its own loads."""
+    def _strip_mined(self, over: Pass, prefetch: Sequence[Read], limited: bool) -> Pass:
+        """The last loop strip-mined, if it is not short or goes in groups, which prefetch the loads
+        of the next one. A loop `limited` to a part of a long row prefetches its own loads."""
         loops, stmts = over.loops, over.phase.stmts
         size, prefetched = loops[-1].size, (self.kernel.parallel[-1:], 1)
         lanes = _lanes(size)
@@ -156,37 +164,38 @@ class Inner(Chooser):
             prefetch = [item for item in reads if whole and self._is_stream(item)]
             block, grouped = SUM_BLOCK // size, True
             prefetched = loops[:1], block
-        elif part and not over.blocks:
+        elif limited and not over.blocks:
             prefetch = [r for r in distinct(ir.reads(s.value for s in stmts)) if self._is_stream(r)]
             prefetched = loops[:1], PREFETCH_AHEAD
         elif isinstance(size, int) and size <= SHORT_ROW:
             return over
         (loop,), steps = prefetched if prefetch else (loops[:1], 0)
         prefetches = tuple((item, loop, steps) for item in prefetch)
-        lines = Strip(Range(0, size, stmts), lanes, (), prefetches)
+        strip = Strip(Range(0, size, stmts), lanes, (), prefetches)
         # Of more elements, SUM_LANES lanes have a larger error than eager.
         most = block if lanes > SUM_LANES else min(block, SUM_BLOCK // 2)
         alone = len(loops) == 1 and isinstance(size, int) and size // lanes * lanes <= most
-        return replace(over, lines=lines, block=block, grouped=grouped, one_block=alone)
+        return replace(over, strip=strip, block=block, grouped=grouped, one_block=alone)
 
-    def _between(self) -> list[Phase]:
-        """The passes during which memory would be idle: those after the first, which loads the row,
-        and before the last, which stores one; of two passes, the last. Passes with long sums, which
-        go in blocks, are left out."""
+    def _memory_idle_phases(self) -> list[Phase]:
+        """The phases whose passes would leave memory idle: those after the first, which loads the
+        row, and before the last, which stores one; of two passes, the last. Passes with long sums,
+        which go in blocks, are left out."""
         passes = [p for p in self.kernel.phases if p.level == "reduction"]
         found = passes[1:-1] or passes[1:]
         return [
             p for p in found if not (self._block(p, True) and any(map(is_floating_sum, p.stmts)))
         ]
 
-    def _online(self, phase: Phase, sums: Phase) -> tuple[Reduce, Reduce] | None:
-        """The maximum and the sum of an online softmax in blocks, if the row is long enough."""
-        found = online_softmax(phase.stmts, sums.stmts)
+    def _online_total(self, maxima: Phase, sums: Phase) -> Reduce | None:
+        """The sum of an online softmax in blocks, if the row is long enough."""
+        found = online_softmax(maxima.stmts, sums.stmts)
         inner = self.kernel.reduction
-        if found is None or len(inner) != 1 or phase.level != "reduction":
+        if found is None or len(inner) != 1 or maxima.level != "reduction":
             return None
-        long = not isinstance(inner[0].size, int) or inner[0].size >= 2 * WEIGHT_BLOCK
-        return found if long and VALUE_TYPE[found[0].dtype] == "float" else None
+        total = found[1]
+        long = not isinstance(inner[0].size, int) or inner[0].size >= 2 * ONLINE_BLOCK
+        return total if long and VALUE_TYPE[total.dtype] == "float" else None
 
     # ---- few rows -------------------------------------------------------------------------------
 
@@ -234,7 +243,7 @@ class Inner(Chooser):
         size = product([*(v.size for v in index.variables()), item.ref.dtype.itemsize])
         steps = [index.coefficient(v) for v in loops]
         whole = all(isinstance(c, int) and c for c in steps) and steps[-1] == 1
-        return whole and isinstance(size, int) and size >= BEYOND_NEAR
+        return whole and isinstance(size, int) and size >= BEYOND_PRIVATE_CACHES
 
     # ---- planes ---------------------------------------------------------------------------------
 
@@ -245,7 +254,7 @@ class Inner(Chooser):
         sizes = [v.size for v in (*kernel.parallel, *kernel.reduction) if isinstance(v.size, int)]
         if len(kernel.parallel) != 1 or len(kernel.reduction) != 2 or len(sizes) != 3:
             return False
-        if product(sizes) < MIN_PLANES or sizes[1] < 2 or sizes[2] < MIN_PLANE:
+        if product(sizes) < MIN_IN_PLANES or sizes[1] < 2 or sizes[2] < MIN_PLANE:
             return False
         passes = [p for p in kernel.phases if p.level == "reduction"]
         if len(passes) < 2 or not all(map(_is_plain, kernel.stmts())):
@@ -275,7 +284,7 @@ class Inner(Chooser):
             rest = replace(phase, stmts=tuple(s for s in phase.stmts if s not in early))
             mine = tuple(each for each in found if each.sums.total in phase.stmts)
             if rest.stmts or mine:
-                steps.append(PlaneStep(self.pass_over(rest, loops=loops), mine))
+                steps.append(PlaneStep(self._pass(rest, loops=loops), mine))
         return form.Planes(steps=tuple(steps))
 
     def _shifted_phases(
@@ -312,7 +321,7 @@ class Inner(Chooser):
             sums,
             SHIFT_SAMPLE,
             Pass(Phase("reduction", (sample_sum, sample_squares)), tuple(loops)),
-            self.pass_over(Phase("reduction", (residual, squares)), prefetch=prefetch, loops=loops),
+            self._pass(Phase("reduction", (residual, squares)), prefetch, loops),
         )
 
     # ---- scans ----------------------------------------------------------------------------------
@@ -332,14 +341,13 @@ class Inner(Chooser):
 
     def _only_prefix_sums(self) -> bool:
         """Whether each scan is a prefix sum whose values do not depend on another scan."""
-        stmts, inner = self.kernel.stmts(), self.kernel.reduction
-        running = [s for s in stmts if isinstance(s, Scan)]
+        kernel, inner = self.kernel, self.kernel.reduction
         return (
-            len(self.kernel.phases) == len(inner) == 1
-            and len(running) + len(self.kernel.stores()) == len(stmts)
-            and all(s.op == "sum" and VALUE_TYPE[s.dtype] != "bool" for s in running)
-            and not all(_is_plain_count(s) for s in running)
-            and not any(e.op == "reduction_result" for s in running for e in ir.walk(s.value))
+            len(kernel.phases) == len(inner) == 1
+            and len(self.scans) + len(kernel.stores()) == len(kernel.stmts())
+            and all(s.op == "sum" and VALUE_TYPE[s.dtype] != "bool" for s in self.scans)
+            and not all(_is_plain_count(s) for s in self.scans)
+            and not any(e.op == "reduction_result" for s in self.scans for e in ir.walk(s.value))
             and (not isinstance(inner[0].size, int) or inner[0].size >= MIN_SCAN)
         )
 

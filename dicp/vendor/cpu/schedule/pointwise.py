@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TypeAlias
 
-from dicp.loop.ir.access import deep_variables, unconditional_reads
+from dicp.loop.ir.access import all_variables, unconditional_reads
 from dicp.loop.ir.expr import Masked, Read, walk
 from dicp.loop.ir.index import Index, Var
 from dicp.loop.ir.kernel import Stmt, Store
@@ -133,6 +133,5 @@ def _is_transposed_copy(stmts: Sequence[Stmt], crossing: Var, last: Var) -> bool
 
 def _is_transposed(index: Index, along: Var, over: Var) -> bool:
     """Whether a tensor is contiguous along `along` and strided along `over`."""
-    hidden = {v for a, _ in index.terms if a not in (along, over) for v in deep_variables(a)}
     strided = index.coefficient(along) == 1 and index.coefficient(over) not in (0, 1)
-    return strided and not {along, over} & hidden
+    return strided and all_variables(index.without(along, over)).isdisjoint((along, over))

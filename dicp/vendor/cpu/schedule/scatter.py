@@ -9,14 +9,20 @@ import torch
 
 from dicp.dtypes import REDUCED_FLOATS
 from dicp.loop.ir import expr as ir
-from dicp.loop.ir.access import deep_variables
+from dicp.loop.ir.access import is_along
 from dicp.loop.ir.expr import Read
 from dicp.loop.ir.index import Index, Indirect, Var, is_below
 from dicp.loop.ir.kernel import Kernel, Store
 from dicp.vendor.cpu import form
 from dicp.vendor.cpu.form import HostForm
 from dicp.vendor.cpu.schedule.chooser import Chooser
-from dicp.vendor.cpu.thresholds import MIN_PLACES, MIN_SHARE, MIN_WIDTH, PARALLEL_COST, TOGETHER
+from dicp.vendor.cpu.thresholds import (
+    MAX_DESTINATIONS_PER_ROW,
+    MIN_DESTINATIONS,
+    MIN_SORTED_ROW,
+    PARALLEL_COST,
+    ROWS_AT_ONCE,
+)
 
 
 class Scatter(Chooser):
@@ -30,7 +36,7 @@ class Scatter(Chooser):
         if by_destination is not None:
             return by_destination
         last, stores = rows[-1], self.kernel.stores()
-        owned = last.size != 1 and all(_owns(s.index, last) for s in stores)
+        owned = last.size != 1 and all(is_along(s.index, last) for s in stores)
         apart = not owned and len(rows) > 1 and rows_apart(self.kernel)
         return form.Scattered(self.team(rows) if owned or apart else None, owned)
 
@@ -41,7 +47,7 @@ class Scatter(Chooser):
         if destination is None:
             return None
         store, place = destination
-        return form.ByDestination(store=store, place=place, together=TOGETHER)
+        return form.ByDestination(store=store, place=place, rows_at_once=ROWS_AT_ONCE)
 
     def _destination(self, always: bool) -> tuple[Store, Indirect] | None:
         """The store and its index, if the kernel only sums whole rows into indexed rows."""
@@ -60,8 +66,8 @@ class Scatter(Chooser):
         if dtype in REDUCED_FLOATS or dtype == torch.bool or not isinstance(last.size, int):
             return None
         reads = {e.ref.root for e in ir.walk(store.value) if isinstance(e, Read)}
-        others = [(a, c) for a, c in store.index.terms if a != last]
-        if store.ref.root in reads or len(others) != 1 or not _owns(store.index, last):
+        others = store.index.without(last).terms
+        if store.ref.root in reads or len(others) != 1 or not is_along(store.index, last):
             return None
         ((found, step),) = others
         whole = isinstance(step, int) and step >= last.size
@@ -71,11 +77,13 @@ class Scatter(Chooser):
 def _enough_places(place: Indirect, row: Var, last: Var) -> bool:
     """Whether sorting the rows by destination costs less than the collisions."""
     assert isinstance(last.size, int)
-    if last.size < MIN_WIDTH or (isinstance(place.size, int) and place.size < MIN_PLACES):
+    if last.size < MIN_SORTED_ROW or (
+        isinstance(place.size, int) and place.size < MIN_DESTINATIONS
+    ):
         return False
     if not isinstance(row.size, int):
         return True
-    few = isinstance(place.size, int) and row.size * MIN_SHARE < place.size
+    few = isinstance(place.size, int) and row.size * MAX_DESTINATIONS_PER_ROW < place.size
     return row.size * last.size >= PARALLEL_COST and not few
 
 
@@ -86,14 +94,4 @@ def rows_apart(kernel: Kernel) -> bool:
 
 def _is_injective(index: Index, var: Var) -> bool:
     """Whether distinct values of `var` store to distinct blocks of memory, for any index values."""
-    step = index.coefficient(var)
-    rest = Index(index.const, tuple(t for t in index.terms if t[0] != var))
-    return is_below(rest, step)
-
-
-def _owns(index: Index, var: Var) -> bool:
-    """Whether distinct values of `var` always store to distinct places of the last axis."""
-    hidden = any(
-        var in deep_variables(atom) for atom, _ in index.terms if not isinstance(atom, Var)
-    )
-    return index.coefficient(var) == 1 and not hidden
+    return is_below(index.without(var), index.coefficient(var))

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from typing import TypeAlias
 
 from dicp.loop.ir import expr as ir
-from dicp.loop.ir.access import Access, deep_variables, unconditional_reads
+from dicp.loop.ir.access import Access, all_variables, unconditional_reads
 from dicp.loop.ir.expr import Checked, Const, Expr, IndexValue, Masked, Named, Read, Ref
 from dicp.loop.ir.index import Index, Size, Var
 from dicp.loop.ir.kernel import Kernel, Let, Phase, Reduce, Scan, Stmt, Store, rewritten
@@ -41,7 +41,7 @@ def short_rows(kernel: Kernel, team: Team | None) -> form.ShortRows | None:
     read_back = _read_back(steps, stores)
     if read_back is None:
         return None
-    moving = (place for place in reads if row in _deep_variables(place[1]))
+    moving = (place for place in reads if row in all_variables(place[1]))
     staged = tuple(place for place in moving if place not in read_back)
     refs = [*(ref for ref, _ in staged), *(s.ref for s in stores)]
     places = any(isinstance(s, Reduce) and s.finds_position for s in inner)
@@ -113,14 +113,9 @@ def _is_short(length: int, refs: Iterable[Ref], finds_position: bool) -> bool:
 
 def _is_row(index: Index, row: Var, element: Var) -> bool:
     """Whether rows are contiguous, each a known number of elements after the one before."""
-    hidden = {v for a, _ in index.terms if not isinstance(a, Var) for v in deep_variables(a)}
     step = index.coefficient(row)
     known = isinstance(step, int) and step > 1 and index.coefficient(element) == 1
-    return known and not {row, element} & hidden
-
-
-def _deep_variables(index: Index) -> set[Var]:
-    return {v for atom, _ in index.terms for v in deep_variables(atom)}
+    return known and all_variables(index.without(row, element)).isdisjoint((row, element))
 
 
 def _with_values_of_rows(phases: Iterable[Phase], element: Var) -> tuple[Phase, ...]:
@@ -146,7 +141,7 @@ def _named(stmt: Stmt, element: Var, names: dict[Expr, Let]) -> Stmt:
     def is_fixed(expr: Expr) -> bool:
         known = fixed.get(expr)
         if known is None:
-            varies = any(element in _deep_variables(i) for i in ir.indices_of(expr))
+            varies = any(element in all_variables(i) for i in ir.indices_of(expr))
             varies |= isinstance(expr, Named) and expr.op == "scratch"
             known = fixed[expr] = not varies and all(map(is_fixed, expr.args))
         return known
