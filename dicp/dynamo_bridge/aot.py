@@ -174,12 +174,12 @@ def _compile_inference(compiler: GraphCompiler, state: Any, capture: Any, slot: 
     )
     graph = torch_private.rematerialize_checkpoints(graph)
     mark_dynamo_nodes(graph.graph)
-    detached = torch_private.detaches_results(state.flat_args, _outputs(graph))
+    detached = torch_private.detaches_results(state.flat_args, graph.graph.output_node().args[0])
     made: list[CompiledGraph] = []
 
     def compile_one(graph: fx.GraphModule, inputs: Sequence[Any]) -> CompiledGraph:
         static = torch_private.inner_metadata(subclass, metadata).static_input_indices
-        info = GraphInfo("inference", tuple(static or ()), len(_outputs(graph)))
+        info = GraphInfo("inference", tuple(static or ()))
         made.append(compiler.compile_graph(graph, list(inputs), info))
         return made[0]
 
@@ -315,8 +315,8 @@ def _compile_autograd(compiler: GraphCompiler, state: Any, capture: Any, slot: S
         compiler,
         slot,
         capture,
-        GraphInfo("forward", static, len(_outputs(forward)) - saved_count),
-        _backward_info(forward, static, backward),
+        GraphInfo("forward", static),
+        GraphInfo("backward", _same_names(forward, static, backward), _tangents(backward)),
         saved_count,
         symints,
         detached,
@@ -355,17 +355,6 @@ def _compile_autograd(compiler: GraphCompiler, state: Any, capture: Any, slot: S
 def _untraced(function: Any) -> Any:
     """Dynamo may be tracing when backward runs: it must not trace compiler or compiled code."""
     return torch.compiler.disable(function, reason="compiled code is not traced")
-
-
-def _outputs(graph: fx.GraphModule) -> Sequence[Any]:
-    return graph.graph.output_node().args[0]  # type: ignore[return-value]
-
-
-def _backward_info(
-    forward: fx.GraphModule, static: tuple[int, ...], backward: fx.GraphModule
-) -> GraphInfo:
-    static = _same_names(forward, static, backward)
-    return GraphInfo("backward", static, len(_outputs(backward)), _tangents(backward))
 
 
 def _same_names(

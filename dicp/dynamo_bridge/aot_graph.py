@@ -29,14 +29,11 @@ class GraphInfo:
 
     static_inputs: positions of placeholders that are parameters or buffers: the same storage at
         every call, so that values computed from them alone can be reused between calls.
-    user_outputs: how many leading outputs the caller gets (mutated inputs included); the outputs
-        that follow in a forward graph are saved for its backward graph.
     tangents: positions of the placeholders of a backward graph that are gradients of results.
     """
 
     kind: Kind
     static_inputs: tuple[int, ...] = ()
-    user_outputs: int = 0
     tangents: tuple[int, ...] = ()
 
 
@@ -119,14 +116,14 @@ class GraphCompiler(abc.ABC):
 
     identity: a key of everything else that results depend on: backend, target, versions, options.
     decompositions: the rules of the operators that are decomposed during the trace.
-    results: where results are stored; None compiles without a cache.
+    result_cache: where AOTAutograd's results are stored; None compiles without a cache.
     recomputes_operands: whether the backward graph rematerializes an operand of a library call that
         elementwise operators compute from other saved tensors.
     """
 
     identity: str
     decompositions: Mapping[Any, Callable[..., Any]]
-    results: Cache | None = None
+    result_cache: Cache | None = None
     recomputes_operands: bool = False
 
     def attempt(self, work: Callable[[], T], eagerly: Callable[[], T]) -> T:

@@ -53,7 +53,7 @@ class Slot:
 
 def find_result(compiler: GraphCompiler, gm: Any, fake_inputs: list[Any], aot_config: Any) -> Slot:
     """Looks the graph up among the stored results; a damaged entry raises nothing."""
-    if compiler.results is None:
+    if compiler.result_cache is None:
         compiler.on_cache("off", "no cache")
         return Slot()
     try:
@@ -64,7 +64,7 @@ def find_result(compiler: GraphCompiler, gm: Any, fake_inputs: list[Any], aot_co
         compiler.on_cache("bypass", str(error))
         return Slot()
     new_guards = NewGuards(symints)
-    for key, entry in variants(compiler.results, _CACHE_KIND, base):
+    for key, entry in variants(compiler.result_cache, _CACHE_KIND, base):
         slot = Slot(key, symints, guards=new_guards)
         if entry is None:
             break
@@ -127,7 +127,7 @@ def store_result(
 
     A failure loses only the cache entry.
     """
-    if compiler.results is None or not slot.key:
+    if compiler.result_cache is None or not slot.key:
         return
     if metadata.tokens:
         reason = "operators with side effects are ordered by tokens, which are not restored"
@@ -148,5 +148,5 @@ def store_result(
         return
     writes = b"1" if overwritten_inputs(metadata) else b""
     files = {"result": content, "guards": guards.encode(), "writes": writes}
-    compiler.results.put(_CACHE_KIND, slot.key, files)
+    compiler.result_cache.put(_CACHE_KIND, slot.key, files)
     compiler.on_cache("stored", "")

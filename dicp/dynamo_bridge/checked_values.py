@@ -51,14 +51,14 @@ CHECKED_VALUES: dict[OpOverload, tuple[Checked, ...]] = {
 """Operators and the arguments that eager checks. NaN is outside of every range."""
 
 
-def with_assertions(op: OpOverload, rule: Callable[..., Any] | None) -> Callable[..., Any]:
-    """`rule`, or the operator itself, after assertions on its arguments."""
+def with_assertions(op: OpOverload, rule: Callable[..., Any]) -> Callable[..., Any]:
+    """`rule` after assertions on its arguments."""
     names = [argument.name for argument in schema_of(op).arguments]
 
     def checked(*args: Any, **kwargs: Any) -> Any:
         given = dict(zip(names, args, strict=False)) | kwargs
         for each in CHECKED_VALUES[op]:
             each.assert_for(given.get(each.name))
-        return rule(*args, **kwargs) if rule else NotImplemented
+        return rule(*args, **kwargs)
 
     return checked

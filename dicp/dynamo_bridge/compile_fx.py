@@ -132,8 +132,8 @@ class Compilation(GraphCompiler):
         self.stages = Stages(target, config, self.cache)
         self.inspected = active_inspector() is not None
         # A dump and an inspector need every stage to run: no compiled graph is loaded.
-        self.stored = None if self.inspected or config.dump is not None else self.cache
-        self.results = None if config.freeze else self.stored
+        self.graph_cache = None if self.inspected or config.dump is not None else self.cache
+        self.result_cache = None if config.freeze else self.graph_cache
         self.recomputes_operands = target.facts.recomputes_operands
         self.choice = OperatorChoice.of(config)
         self.places: Mapping[str, Place] = user_places(gm)
@@ -194,18 +194,20 @@ class Compilation(GraphCompiler):
         def eagerly() -> CompiledGraph:
             return CompiledGraph(None, interpreted(original))
 
-        def counted(report: GraphReport) -> CompiledGraph:
+        def reported_eagerly(report: GraphReport) -> CompiledGraph:
             report.nodes, report.kernels = eager_nodes(original), ()
             return eagerly()
 
-        def observed() -> CompiledGraph:
+        def reported() -> CompiledGraph:
             nonlocal original
             if self.config.on_compile_error == "eager":  # a failing pass leaves gm half rewritten
                 original = _copy(gm)
             with self._observed(GraphReport(info.kind, graph_name(gm))) as observer:
-                return self.attempt(lambda: work(observer), lambda: counted(observer.report))
+                return self.attempt(
+                    lambda: work(observer), lambda: reported_eagerly(observer.report)
+                )
 
-        return self.attempt(observed, eagerly)
+        return self.attempt(reported, eagerly)
 
     def load_graph(self, text: str) -> CompiledGraph:
         with self._observed(GraphReport("loaded", cache="aot")) as observer:
@@ -248,25 +250,25 @@ class Compilation(GraphCompiler):
                 return CompiledGraph(None, self._compile_per_size(gm, symbols, info, observer))
         mark_lines(gm)
         with observer.stage("graph key"):
-            slot = find_graph(self.stored, gm, info, self.identity)
+            slot = find_graph(self.graph_cache, gm, info, self.identity)
         report = observer.report
         if slot.found is not None:
             report.cache = "graph"
             return CompiledGraph(slot.found.encode(), self._restore(slot.found, observer))
 
-        sources, nodes, kernels = dynamo_nodes(gm), len(report.nodes), len(report.kernels)
+        line_of, first_node, first_kernel = dynamo_nodes(gm), len(report.nodes), len(report.kernels)
         captured = _copy(gm) if self.inspected else gm
         parts = self._passes(gm, info, observer)
         built = [self.stages.run(part, part_info, observer) for part, part_info in parts]
         artifact, run = built[-1]
         if len(built) == 2:
             return CompiledGraph(None, FrozenExecutable(once=built[0][1], rest=run))
-        new_kernels = tuple(report.kernels[kernels:])
+        kernels = tuple(report.kernels[first_kernel:])
         if self.inspected:
-            inspected = gm, captured, info, new_kernels, self.stages, run
-            return CompiledGraph(None, InspectedGraph(*inspected))
-        own_report = report.kind, tuple(report.nodes[nodes:]), new_kernels
-        stored = StoredGraph(artifact, own_report, sources)
+            inspected = InspectedGraph(gm, captured, info, kernels, self.stages, run)
+            return CompiledGraph(None, inspected)
+        own_report = report.kind, tuple(report.nodes[first_node:]), kernels
+        stored = StoredGraph(artifact, own_report, line_of)
         return CompiledGraph(store_graph(self.cache, slot, stored), run)
 
     def _passes(

@@ -65,6 +65,7 @@ from dicp.torch_private import (
 
 aten = torch.ops.aten
 Rule = Callable[..., Any]
+"""A decomposition; it returns NotImplemented for a call that it does not decompose."""
 
 TRACE_HAS_A_SYMBOLIC_DERIVATIVE = release_of(torch.__version__) >= (2, 13)
 
@@ -95,6 +96,11 @@ FOR_ALL_TARGETS: Mapping[OpOverload, Rule] = {
 """Decompositions of some calls, of targets that keep the operator, too."""
 
 
+def undecomposed(*args: Any, **kwargs: Any) -> Any:
+    """The rule of an operator that stays whole."""
+    return NotImplemented
+
+
 @dataclass(frozen=True)
 class Correction:
     """Makes decompositions of `ops` give eager's results where PyTorch's, or its inference, do not.
@@ -103,7 +109,7 @@ class Correction:
     """
 
     ops: Collection[OpOverload]
-    corrected: Callable[[OpOverload, Any], Rule]
+    corrected: Callable[[OpOverload, Rule], Rule]
     whole: bool = False
 
 
@@ -125,9 +131,7 @@ CORRECTIONS = (
 
 
 @lru_cache(maxsize=32)
-def decompositions(
-    target: Target, choice: OperatorChoice | None = None
-) -> dict[Any, Callable[..., Any]]:
+def decompositions(target: Target, choice: OperatorChoice | None = None) -> dict[Any, Rule]:
     """The decomposition table for `target`; PyTorch's own table is left as it is.
 
     Operators that the user makes eager or native are not decomposed. A core operator is decomposed
@@ -148,7 +152,7 @@ def decompositions(
     for correction in CORRECTIONS:
         for op in correction.ops:
             if op in table or correction.whole:
-                table[op] = correction.corrected(op, table.get(op))
+                table[op] = correction.corrected(op, table.get(op, undecomposed))
     for op in list(table) if choice else ():
         assert choice is not None
         if choice.wants_eager(op) or (choice.wants_native(op) and not choice.prefers):
@@ -161,14 +165,14 @@ def decompositions(
 @lru_cache(maxsize=32)
 def decompositions_with_checks(
     target: Target, choice: OperatorChoice | None = None
-) -> dict[Any, Callable[..., Any]]:
+) -> dict[Any, Rule]:
     """The decomposition table for `target`, with assertions on numbers that eager checks.
 
     For whole graphs: an assertion runs eagerly, so that one operator alone would not be compiled.
     """
     table = dict(decompositions(target, choice))
     for op in CHECKED_VALUES:
-        table[op] = with_assertions(op, table.get(op))
+        table[op] = with_assertions(op, table.get(op, undecomposed))
     return table
 
 
@@ -178,9 +182,7 @@ class _EndsInRules:
     It is tried on fake tensors first, outside of the graph that is being traced.
     """
 
-    def __init__(
-        self, rule: Callable[..., Any], target: Target, table: Mapping[Any, Callable[..., Any]]
-    ) -> None:
+    def __init__(self, rule: Rule, target: Target, table: Mapping[Any, Rule]) -> None:
         self.rule, self.target, self.table = rule, target, table
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -192,7 +194,7 @@ class _EndsInRules:
             unguarded = mode.shape_env.suppress_guards() if mode.shape_env else nullcontext()
             with disable_current_modes(), unguarded, mode, watch:
                 self.rule(*args, **kwargs)
-            if watch.overshoots:
+            if watch.lacks_rules:
                 return NotImplemented
         return self.rule(*args, **kwargs)
 
@@ -200,7 +202,7 @@ class _EndsInRules:
 class InDomain:
     """A decomposition that is refused (NotImplemented) for numbers that eager rejects."""
 
-    def __init__(self, op: OpOverload, rule: Callable[..., Any]) -> None:
+    def __init__(self, op: OpOverload, rule: Rule) -> None:
         self.op, self.rule = op, rule
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -210,22 +212,23 @@ class InDomain:
 
 
 class _DecompositionMode(TorchDispatchMode):
-    """Decomposes what a decomposition calls, and notes primitives that the target has no rule for.
+    """Decomposes what a decomposition calls; `lacks_rules` once that ends in a primitive for which
+    the target has no rule.
 
     A core operator that it calls counts as having its own, checked, decomposition.
     """
 
-    def __init__(self, target: Target, table: Mapping[Any, Callable[..., Any]]) -> None:
+    def __init__(self, target: Target, table: Mapping[Any, Rule]) -> None:
         super().__init__()
         self.target, self.table = target, table
-        self.overshoots = False
+        self.lacks_rules = False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if self.target.rule_kind(func) is None:
             if func.namespace == "prims":
-                self.overshoots = True
-            elif func in self.table and not self.overshoots:
+                self.lacks_rules = True
+            elif func in self.table and not self.lacks_rules:
                 rule = self.table[func]
                 with self:
                     made = _unchecked(rule)(*args, **kwargs)
@@ -234,13 +237,13 @@ class _DecompositionMode(TorchDispatchMode):
         return func(*args, **kwargs)
 
 
-def _unchecked(rule: Callable[..., Any]) -> Callable[..., Any]:
+def _unchecked(rule: Rule) -> Rule:
     while isinstance(rule, (_EndsInRules, InDomain)):
         rule = rule.rule
     return rule
 
 
-def _with_warning(op: OpOverload, rule: Callable[..., Any]) -> Callable[..., Any]:
+def _with_warning(op: OpOverload, rule: Rule) -> Rule:
     def warned(*args: Any, **kwargs: Any) -> Any:
         message = f"{op} is decomposed although native_ops names it"
         warnings.warn(FallbackWarning(message), stacklevel=2)

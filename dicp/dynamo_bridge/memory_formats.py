@@ -22,15 +22,15 @@ Layout = Callable[[OpOverload, Operands], Operands | None]
 """Copies an operator's operands to the strides that it needs; None where they have them."""
 
 
-def with_layout(op: OpOverload, rule: Callable[..., Any] | None) -> Callable[..., Any]:
+def with_layout(op: OpOverload, rule: Callable[..., Any]) -> Callable[..., Any]:
     """`rule` for operands that already have the strides that `LAYOUTS` asks for; for others, the
-    operator on copies that have them. None for `rule`: the operator is not decomposed."""
+    operator on copies that have them."""
     layout = LAYOUTS[op]
 
     def laid_out(*args: Any, **kwargs: Any) -> Any:
         operands = layout(op, args)
         if operands is None:
-            return rule(*args, **kwargs) if rule else NotImplemented
+            return rule(*args, **kwargs)
         return op(*operands, **kwargs)
 
     return laid_out
@@ -106,17 +106,17 @@ FORMAT_SOURCES: dict[OpOverload, int] = {
 """Operators whose result has the memory format of an argument, and which one that is."""
 
 
-def in_format_of_input(op: OpOverload, rule: Callable[..., Any] | None) -> Callable[..., Any]:
-    """`rule`, or the operator itself for None; for an argument in another memory format, the
-    operator on contiguous copies, and a result in that format, as in eager. (PyTorch's inference
-    gives a contiguous result.)"""
+def in_format_of_input(op: OpOverload, rule: Callable[..., Any]) -> Callable[..., Any]:
+    """`rule`; for an argument in another memory format than contiguous, the operator on contiguous
+    copies, and a result in that format, as in eager. (PyTorch's inference gives a contiguous
+    result.)"""
     place = FORMAT_SOURCES[op]
 
     def followed(*args: Any, **kwargs: Any) -> Any:
         tensors, rest = args[: place + 1], args[place + 1 :]
         wanted = suggested_format(tensors[-1])
         if wanted == torch.contiguous_format or tensors[-1].device.type != HOST:
-            return rule(*args, **kwargs) if rule else NotImplemented
+            return rule(*args, **kwargs)
         # Copies: a tensor with dimensions of size 1 may be contiguous and resemble both formats.
         plain = (x.clone(memory_format=torch.contiguous_format) for x in tensors)
         return op(*plain, *rest, **kwargs).contiguous(memory_format=wanted)
@@ -124,14 +124,14 @@ def in_format_of_input(op: OpOverload, rule: Callable[..., Any] | None) -> Calla
     return followed
 
 
-def roll_of_slices(rule: Callable[..., Any] | None) -> Callable[..., Any]:
+def roll_of_slices(rule: Callable[..., Any]) -> Callable[..., Any]:
     """`rule` for `roll`. PyTorch's inference gives a contiguous result; eager concatenates two
     slices along one axis after the other, which keeps the memory format of the operand."""
 
     def rolled(x: Tensor, shifts: Any, dims: Any = ()) -> Any:
         plain = suggested_format(x) == torch.contiguous_format or x.device.type != HOST
         if plain or len(shifts) != len(dims) or x.numel() == 0:
-            return rule(x, shifts, dims) if rule else NotImplemented
+            return rule(x, shifts, dims)
         for shift, dim in zip(shifts, dims, strict=True):
             first = -shift % x.shape[dim]
             last = x.shape[dim] - first
@@ -141,7 +141,7 @@ def roll_of_slices(rule: Callable[..., Any] | None) -> Callable[..., Any]:
     return rolled
 
 
-def pad_or_crop(rule: Callable[..., Any] | None) -> Callable[..., Any]:
+def pad_or_crop(rule: Callable[..., Any]) -> Callable[..., Any]:
     """`rule` for `constant_pad_nd`, whose result PyTorch's inference takes for contiguous where a
     width is symbolic: of an input that it only crops, eager copies the rest in the input's strides.
     """
@@ -150,7 +150,7 @@ def pad_or_crop(rule: Callable[..., Any] | None) -> Callable[..., Any]:
         known = all(isinstance(width, int) for width in pad)
         # The sign of a width is a guard: it is looked at only where it makes a difference.
         if known or _keeps_format(x, pad) or any(width > 0 for width in pad):
-            return rule(x, pad, *value) if rule else NotImplemented
+            return rule(x, pad, *value)
         for k, (low, high) in enumerate(zip(pad[::2], pad[1::2], strict=True)):
             dim = x.dim() - 1 - k
             x = x.narrow(dim, -low, x.shape[dim] + low + high)

@@ -318,8 +318,8 @@ NORM_WEIGHTS: dict[OpOverload, int] = {
 """Norms that save statistics for their gradient, and which argument is the weight."""
 
 
-def in_one_dtype(op: OpOverload, rule: Callable[..., Any] | None) -> Callable[..., Any]:
-    """`rule` for a norm whose weight may have another dtype than its input; None leaves it whole.
+def in_one_dtype(op: OpOverload, rule: Callable[..., Any]) -> Callable[..., Any]:
+    """`rule` for a norm whose weight may have another dtype than its input.
 
     Eager computes and saves statistics in the weight's dtype then; PyTorch's inference says that
     they have the input's.
@@ -329,7 +329,7 @@ def in_one_dtype(op: OpOverload, rule: Callable[..., Any] | None) -> Callable[..
         place = NORM_WEIGHTS[op] - 1
         weight = args[place] if place < len(args) else None
         if weight is None or weight.dtype == x.dtype:
-            return rule(x, *args, **kwargs) if rule else NotImplemented
+            return rule(x, *args, **kwargs)
         out, *saved = op(x.to(weight.dtype), *args, **kwargs)
         return out.to(x.dtype), *saved
 

@@ -124,7 +124,7 @@ def _part(gm: fx.GraphModule, nodes: Sequence[fx.Node], info: GraphInfo, compile
     fixed = {placeholders[k] for k in info.static_inputs}
     static = tuple(k for k, node in enumerate(inputs) if node in fixed)
     return Part(
-        fx.GraphModule(gm, graph), GraphInfo(info.kind, static, len(outputs)), compiled,
+        fx.GraphModule(gm, graph), GraphInfo(info.kind, static), compiled,
         tuple(n.name for n in inputs), tuple(n.name for n in outputs),
     )  # fmt: skip
 
