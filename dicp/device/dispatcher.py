@@ -248,8 +248,7 @@ class Dispatcher:
         """Run the compiled operator, and where it is one native call, install it for the next."""
         schema = schema_of(op)
         signature = self.native.signature(schema.name, schema.overload_name, args, kwargs)
-        given = bound(op, args, kwargs)
-        outs = [given[name] for name in form.outs]
+        given, outs = _with_results(op, form, args, kwargs)
         if any(map(_repeats, outs)):
             raise NotCompiled("elements of a result share memory")
         if outs or keep_dtypes(op, given):  # which are the same if a number is a tensor
@@ -264,39 +263,36 @@ class Dispatcher:
         positional, named = arguments_of(form.op, _map_tensors(call.on_host, inputs))
         dtypes = (None,) * form.fresh + tuple(out.dtype for out in outs)
         prepared = Call(run, positional, named, dtypes if outs else ())
-        compiled, given_inputs = self.compiler.compiled(prepared)
+        compiled, contiguous = self.compiler.compiled(prepared)
         converted = compiled.form.converted and run is form.op
         if converted and not _takes_results(op, form.op, given):
             raise NotCompiled("it does not convert its results to that dtype")
-        compiled.prepare(given_inputs)
+        compiled.prepare(contiguous)
         with self.native.HostMemory(device):
-            made = compiled(given_inputs)
+            made = compiled(contiguous)
             results: list[Any] = [r if r is None else call.on_device(r) for r in made]
-            self._keep_written(call, prepared, compiled, given_inputs)
-        given_outs = list(zip(outs, results[form.fresh :], strict=bool(outs)))
-        if any(out.shape != result.shape and out.numel() > 0 for out, result in given_outs):
+            self._keep_written(call, prepared, compiled, contiguous)
+        pairs = list(zip(outs, results[form.fresh :], strict=bool(outs)))
+        if any(out.shape != result.shape and out.numel() > 0 for out, result in pairs):
             signature = None  # eager warns of each
-        _give(given_outs)
-        pairs = zip(_tensors(prepared), given_inputs, strict=False)
-        copied = [a is not b for a, b in pairs]
+        _give(pairs)
+        copied = [a is not b for a, b in zip(_tensors(prepared), contiguous, strict=False)]
         one_call = not any(copied[position] for position in compiled.written)
         if signature is not None and one_call and self.native.host_addressable():
-            self._install(op, form, given, signature, compiled, given_inputs, copied)
-        if form.fresh:
-            return tuple(results[: form.fresh])
-        if outs:
-            return outs[0] if len(outs) == 1 else tuple(outs)
+            self._install(op, form, given, signature, compiled, contiguous, copied)
+        if form.fresh or outs:
+            return _returned(form, outs, results)
         return results[0] if compiled.form.single else tuple(results)
 
     @staticmethod
     def _keep_written(
-        call: Any, prepared: Call, compiled: CompiledOperator, given_inputs: Sequence[Any]
+        call: Any, prepared: Call, compiled: CompiledOperator, contiguous: Sequence[Any]
     ) -> None:
         """What was overwritten reaches the tensors given: code has copies of some."""
         tensors = _tensors(prepared)
         for position in compiled.written:
-            if tensors[position] is not given_inputs[position]:
-                tensors[position].copy_(given_inputs[position])
+            if tensors[position] is not contiguous[position]:
+                tensors[position].copy_(contiguous[position])
         if compiled.written:
             call.write_back()
 
@@ -314,17 +310,18 @@ class Dispatcher:
         given: Mapping[str, Any],
         signature: bytes,
         compiled: CompiledOperator,
-        given_inputs: Sequence[Any],
+        contiguous: Sequence[Any],
         copied: Sequence[bool],
     ) -> None:
         """Let the native part run calls of the same signature, if they are one native call.
 
-        `copied`: which inputs are contiguous copies of what was given.
+        `contiguous`: the inputs of compiled code. `copied`: which of them are copies of what was
+        given.
         """
-        plan = None if form.fresh else compiled.native_call(given_inputs)
+        plan = None if form.fresh else compiled.native_call(contiguous)
         if plan is None:
             return
-        tensors = [one for one in given_inputs if isinstance(one, torch.Tensor)]
+        tensors = [one for one in contiguous if isinstance(one, torch.Tensor)]
         order = [place for a in schema_of(op).arguments if str(a.type) != "number"
                  for place in tensor_places(a.name, given[a.name])]  # fmt: skip
         taken = [a.name for a in schema_of(form.op).arguments if a.name in given]
@@ -394,8 +391,7 @@ class Dispatcher:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> Any:
-        given = bound(op, args, kwargs)
-        outs = [given[name] for name in form.outs]
+        given, outs = _with_results(op, form, args, kwargs)
         positional, named = arguments_of(form.op, inputs_of(form, given, outs))
         if any(map(_repeats, outs)):
             return NotImplemented  # eager's error is the host's
@@ -408,9 +404,7 @@ class Dispatcher:
         if converted and not _takes_results(op, form.op, given):
             return NotImplemented  # eager's error is the host's
         _give(pairs)
-        if form.fresh:
-            return tuple(results[: form.fresh])
-        return outs[0] if len(outs) == 1 else tuple(outs)
+        return _returned(form, outs, results)
 
     def _say_fallback(self, name: str, reason: str) -> None:
         if self.settings.log_fallback:
@@ -437,6 +431,21 @@ class Dispatcher:
         if op not in self._functional:
             self._functional[op] = functional_of(op)
         return self._functional[op]
+
+
+def _with_results(
+    op: OpOverload, form: Functional, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[dict[str, Any], list[torch.Tensor]]:
+    """The arguments by name, and those that a call writes its results to."""
+    given = bound(op, args, kwargs)
+    return given, [given[name] for name in form.outs]
+
+
+def _returned(form: Functional, outs: Sequence[torch.Tensor], results: Sequence[Any]) -> Any:
+    """What a call returns: its fresh results, else the tensors given for results."""
+    if form.fresh:
+        return tuple(results[: form.fresh])
+    return outs[0] if len(outs) == 1 else tuple(outs)
 
 
 def _map_tensors(change: Callable[[torch.Tensor], torch.Tensor], given: Any) -> Any:

@@ -122,11 +122,8 @@ def _watch_memory(native: Any, settings: DeviceSettings) -> None:
     def where() -> str:
         return "".join(traceback.format_stack(sys._getframe(1)))
 
-    def show(line: str) -> None:
-        say(line)
-
     native.watch_memory(
-        True, settings.backtraces, settings.max_blocks, settings.log_interval, where, show
+        True, settings.backtraces, settings.max_blocks, settings.log_interval, where, say
     )
 
 
