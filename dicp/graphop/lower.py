@@ -13,7 +13,7 @@ from torch import fx
 from torch.fx.node import map_aggregate, map_arg
 
 from dicp.domains import outside_domain
-from dicp.effects import is_view, never_copies
+from dicp.effects import is_random, is_view, never_copies
 from dicp.graphop.bounds import IndexChecks
 from dicp.graphop.builder import Builder
 from dicp.graphop.operators import Ops
@@ -44,7 +44,7 @@ class Entry:
     value: Value | None = None
     base: Entry | None = None
     """What it is a view of."""
-    shown: bool = False
+    materialized: bool = False
     """Whether it must be in memory as a whole: several results are views of it, or an operator
     reads its memory between the elements of a view."""
 
@@ -72,7 +72,7 @@ class Lowering:
         self.constants: dict[Slot, torch.Tensor] = {}
         self.outputs: list[Any] = []
         self.reports: list[NodeReport] = []
-        self._shown = _held_in_memory(gm.graph)
+        self._materialized = _held_in_memory(gm.graph)
         self._count = 0
         checked = context.config.check_bounds and not builder.checks_indices
         self._checks = IndexChecks(builder) if checked and isinstance(builder, Ops) else None
@@ -87,8 +87,8 @@ class Lowering:
                 self._output(node)
             else:
                 self.env[node] = self._call_node(node)
-                if node in self._shown and isinstance(self.env[node], Entry):
-                    self.env[node].shown = True
+                if node in self._materialized and isinstance(self.env[node], Entry):
+                    self.env[node].materialized = True
         self.items += self._checks.items() if self._checks is not None else []
         return self
 
@@ -274,9 +274,10 @@ class Lowering:
         schema = schema_of(node.target)
         # a call without results has an effect: an assertion, say
         mutates = schema is None or schema.is_mutable or val is None
-        random = torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
         self.items.append(
-            EagerCall(node.target, args, kwargs, outs, origin, reads, mutates, random)
+            EagerCall(
+                node.target, args, kwargs, outs, origin, reads, mutates, is_random(node.target)
+            )
         )
         return result
 
@@ -311,7 +312,7 @@ class Lowering:
         base = entry.base
         while base is not None and base.slot is None and base.base is not None:
             base = base.base
-        if base is not None and base.shown:
+        if base is not None and base.materialized:
             self.slot(base)  # first in memory, for the others to be views of it
         slot = Slot(self._slot_name(), entry.fake)
         if base is not None and base.slot is not None and self._is_aligned(base, entry):

@@ -21,6 +21,7 @@ from torch import fx
 
 from dicp.cache import Cache, Entry, key_of
 from dicp.config import Config
+from dicp.effects import is_random
 from dicp.errors import (
     FallbackWarning,
     GraphRejectedError,
@@ -185,8 +186,7 @@ class GraphTarget(RuleTarget):
             reason = self.refuses(node, config)
             if reason:
                 return Decision("eager", reason)
-            random = torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
-            if config.fallback_random and random:
+            if config.fallback_random and is_random(node.target):
                 return Decision("eager", "fallback_random asks for eager's own numbers")
             return self.decide(node)
 

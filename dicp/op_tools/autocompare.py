@@ -79,6 +79,20 @@ class Record:
         return f"verdicts: tolerance {tolerance}, fp64 {all(c.fp64 for c in self.comparisons)}"
 
 
+@dataclass(frozen=True)
+class Outcome:
+    """A call's arguments after it, and its result."""
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    result: Any
+
+    @classmethod
+    def of(cls, reference: Reference) -> Outcome:
+        """That of a run of `reference`."""
+        return cls(reference.args, reference.kwargs, reference.run())
+
+
 class OpAutoCompare(FeatureWithRecords[Record]):
     """Compares inputs after the call, outputs and gradients with a float64 run on the CPU.
 
@@ -120,65 +134,55 @@ class OpAutoCompare(FeatureWithRecords[Record]):
     # ---- forward --------------------------------------------------------------------------------
 
     def around(self, call: Call, proceed: Proceed) -> Any:
-        edges = InputEdges.of(call.args, call.kwargs)
-        on_device = any(t.device.type != "cpu" for t in trees.tensors((call.args, call.kwargs)))
+        args, kwargs = call.args, call.kwargs
+        edges = InputEdges.of(args, kwargs)
+        on_device = any(t.device.type != "cpu" for t in trees.tensors((args, kwargs)))
         rules = reference_rules(call.name)
         try:
-            reference = Reference.of(call.name, call.operator, call.args, call.kwargs, rules)
+            reference = Reference.of(call.name, call.operator, args, kwargs, rules)
             # Eager in the same dtype: on the CPU, that is the call itself.
-            same = reference.unwidened(call.args, call.kwargs) if on_device else None
-            before = (
-                reference.unwidened(call.args, call.kwargs)
-                if overwrites(call.name, call.kwargs)
-                else None
-            )
+            same = reference.unwidened(args, kwargs) if on_device else None
+            before = reference.unwidened(args, kwargs) if overwrites(call.name, kwargs) else None
         except Exception as error:  # a tensor that the CPU has no form of
             self._no_reference(call, error)
             return proceed(call)
         record = self._record(call, "forward")
         if before is not None:
             record.comparisons += _overwritten(call, before, reference)
-        promised = expected(call.operator, call.args, call.kwargs)
-        versions = versions_of((call.args, call.kwargs))
-        autocast = autocast_of(call.args, call.kwargs)
-        draws = Draws.of(call.args, call.kwargs)
+        promised = expected(call.operator, args, kwargs)
+        versions = versions_of((args, kwargs))
+        autocast = autocast_of(args, kwargs)
+        draws = Draws.of(args, kwargs)
         result = proceed(call)
         if draws.has_drawn(call.operator, call.name):
             self._random(call, result)
             return result
         try:
-            wanted = reference.run()
+            wanted = Outcome.of(reference)
             with autocast_on(CPU, autocast):
-                eager = (same.args, same.kwargs, same.run()) if same is not None else None
+                eager = None if same is None else Outcome.of(same)
         except Exception as error:  # operators raise whatever they like
             self._no_reference(call, error)
             return result
-        got = (call.args, call.kwargs, result)
-        record.comparisons += self._compared(call.name, got, reference, wanted, eager or got)
+        got = Outcome(call.args, call.kwargs, result)
+        record.comparisons += self._compared(call.name, got, wanted, eager or got)
         self._check_promises(record, result, promised)
         if not record.ok:
-            self._save(call, before, reference, result, wanted)
-        self._report(record, call, result, reference, wanted)
+            self._save(call, before, reference, result, wanted.result)
+        self._report(record, call, result, reference, wanted.result)
         del reference, wanted, same, eager
         self._watch(call, edges, result, versions, before)
         return result
 
     def _compared(
-        self, name: str, got: Any, reference: Reference, wanted: Any, eager: Any
+        self, name: str, got: Outcome, wanted: Outcome, eager: Outcome
     ) -> list[Comparison]:
-        """Inputs after the call, then outputs. `got`, `eager`: arguments, keywords, result."""
+        """Inputs after the call, then outputs."""
+        sides = got, wanted, eager
         inputs = self._pairs(
-            name,
-            labelled_arguments(got[0], got[1], f"{name} input"),
-            labelled_arguments(reference.args, reference.kwargs, f"{name} input"),
-            labelled_arguments(eager[0], eager[1], f"{name} input"),
+            name, *(labelled_arguments(s.args, s.kwargs, f"{name} input") for s in sides)
         )
-        outputs = self._pairs(
-            name,
-            labelled(got[2], f"{name} output"),
-            labelled(wanted, f"{name} output"),
-            labelled(eager[2], f"{name} output"),
-        )
+        outputs = self._pairs(name, *(labelled(s.result, f"{name} output") for s in sides))
         if self.ignore_index is not None and self.ignore_index < len(outputs):
             outputs[self.ignore_index] = _ignored(outputs[self.ignore_index])
         return [*inputs, *outputs]

@@ -33,6 +33,7 @@ from dicp.op_tools.graph_reference import (
     is_tensor,
     moved_by_roundings,
     mutated_inputs,
+    named_inputs,
     place_of_nodes,
     placeholders,
     reproducer,
@@ -169,26 +170,17 @@ class CompiledGraphs:
     ) -> None:
         """Inputs that the graph overwrote and must not; the operators that do so alone."""
         allowed = mutated_inputs(graph.captured) | mutated_inputs(graph.gm)
+        sides = zip(placeholders(graph.gm), before, after, strict=True)
         changed = [
-            node
-            for node, a, b in zip(placeholders(graph.gm), before, after, strict=True)
-            if node.name not in allowed and not same_values(a, b)
-        ]
-        for feature in (f for f in features if changed and isinstance(f, OpAutoCompare)):
-            real = dict(zip((n.name for n in placeholders(graph.gm)), before, strict=True))
-            for node in changed:
+            (node, old, new) for node, old, new in sides
+            if node.name not in allowed and not same_values(old, new)
+        ]  # fmt: skip
+        for feature in (f for f in features if isinstance(f, OpAutoCompare)):
+            for node, old, new in changed:
                 readers = [u for u in node.users if u.op == "call_function"]
                 users = [u for u in readers if self._overwrites(graph, u, node, before)]
                 for user in users or readers:
-                    name = f"{user.target} input {node.name}"
-                    got = after[placeholders(graph.gm).index(node)]
-                    found = compare(str(user.target), name, got, real[node.name])
-                    found = replace(found, allclose=False, fp64=False, error_info=OVERWRITTEN)
-                    place = place_of_nodes([user])
-                    record = Record(str(user.target), CallId.new(), place, "operator", [found],
-                                    judged_by="fp64")  # fmt: skip
-                    feature.keep(record)
-                    _print(feature, record)
+                    _report_overwritten(feature, user, node, old, new)
 
     def _overwrites(
         self, graph: InspectedGraph, user: fx.Node, node: fx.Node, before: list[Any]
@@ -203,7 +195,7 @@ class CompiledGraphs:
         alone.output((alone.node_copy(user, mapping.__getitem__),))
         alone.output_node().meta = dict(graph.gm.graph.output_node().meta)
         executable, _ = graph.compile(fx.GraphModule(graph.gm, alone))
-        values = dict(zip((n.name for n in placeholders(graph.gm)), before, strict=True))
+        values = named_inputs(graph.gm, before)
         given = [copied_as_laid_out(values[n.name]) for n in user.all_input_nodes]
         executable(list(given))
         pairs = zip(user.all_input_nodes, given, strict=True)
@@ -258,8 +250,7 @@ def _with_results(graph: InspectedGraph, extra: set[str]) -> Steps:
 
 def _run(graph: InspectedGraph, steps: Steps, inputs: Sequence[Any]) -> Values:
     results = steps.executable(copied_inputs(graph, inputs))
-    names = [node.name for node in placeholders(graph.gm)]
-    real = dict(zip(names, inputs, strict=True))
+    real = named_inputs(graph.gm, inputs)
     real |= dict(zip(steps.names, results[steps.count :], strict=True))
     return Values(real, results[: steps.count])
 
@@ -396,7 +387,7 @@ def _against_captured(
     graph: InspectedGraph, inputs: list[Any], outputs: Sequence[Any]
 ) -> list[Comparison]:
     """The graph's results against the graph from before the passes, in float64 and in eager."""
-    real = {n.name: v for n, v in zip(placeholders(graph.captured), inputs, strict=True)}
+    real = named_inputs(graph.captured, inputs)
     everything = [node.name for node in graph.captured.graph.nodes]
     wide = Evaluator(graph.captured, real, everything, widen=True)
     same = Evaluator(graph.captured, real, everything, widen=False)
@@ -428,6 +419,19 @@ def _statistics(
 
 def _no_function() -> None:
     """A kernel is no function of the program's."""
+
+
+def _report_overwritten(
+    feature: OpAutoCompare, user: fx.Node, node: fx.Node, old: Any, new: Any
+) -> None:
+    """A failure of `user`, which overwrote the graph's input `node`."""
+    operator = str(user.target)
+    found = compare(operator, f"{operator} input {node.name}", new, old)
+    found = replace(found, allclose=False, fp64=False, error_info=OVERWRITTEN)
+    place = place_of_nodes([user])
+    record = Record(operator, CallId.new(), place, "operator", [found], judged_by="fp64")
+    feature.keep(record)
+    _print(feature, record)
 
 
 def _print(feature: OpAutoCompare, record: Record) -> None:

@@ -22,7 +22,7 @@ from dicp.op_tools.autocompare import OpAutoCompare
 from dicp.op_tools.capture import CAPTURES, OpCapture
 from dicp.op_tools.compiled import COMPILED, copied_inputs
 from dicp.op_tools.frame import FRAME
-from dicp.op_tools.graph_reference import Evaluator, placeholders
+from dicp.op_tools.graph_reference import Evaluator, named_inputs, placeholders
 from dicp.origin import user_line
 from dicp.torch_private import OpOverload, schema_of
 
@@ -114,8 +114,7 @@ class Float64Graphs:
 
 def float64_outputs(graph: InspectedGraph, inputs: list[Any]) -> list[Any]:
     """The results of the captured graph in float64, rounded; what it overwrites is overwritten."""
-    names = placeholders(graph.captured)
-    real = {node.name: value for node, value in zip(names, inputs, strict=True)}
+    given, real = placeholders(graph.captured), named_inputs(graph.captured, inputs)
     everything = [node.name for node in graph.captured.graph.nodes]
     wide = Evaluator(graph.captured, real, everything, widen=True)
     for node in graph.captured.graph.nodes:
@@ -123,7 +122,7 @@ def float64_outputs(graph: InspectedGraph, inputs: list[Any]) -> list[Any]:
             continue
         value = wide.value(node)  # in the graph's order, so that random operators draw in it
         schema = schema_of(node.target) if isinstance(node.target, OpOverload) else None
-        if schema is not None and schema.is_mutable and node.args[0] in names:
+        if schema is not None and schema.is_mutable and node.args[0] in given:
             real[node.args[0].name].copy_(value)
     wanted: Any = graph.captured.graph.output_node().args[0]
     return [_rounded(node, wide) if isinstance(node, fx.Node) else node for node in wanted]

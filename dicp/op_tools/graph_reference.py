@@ -11,6 +11,7 @@ from torch import fx
 from torch.fx.node import map_aggregate, map_arg
 
 from dicp.compare import FLOOR_ULPS
+from dicp.effects import is_random
 from dicp.op_tools import trees
 from dicp.op_tools.records import Place
 from dicp.op_tools.reference import copied, reference_rules
@@ -145,7 +146,7 @@ def is_random_node(node: fx.Node) -> bool:
     """Whether the node draws random numbers, or is one of several results of one that does."""
     if node.target is getitem and node.all_input_nodes:
         node = node.all_input_nodes[0]
-    return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+    return is_random(node.target)
 
 
 def is_tensor(node: fx.Node) -> bool:
@@ -160,6 +161,11 @@ def tensor_nodes(nodes: Iterable[fx.Node]) -> set[str]:
 
 def placeholders(gm: fx.GraphModule) -> list[fx.Node]:
     return gm.graph.find_nodes(op="placeholder")
+
+
+def named_inputs(gm: fx.GraphModule, inputs: Sequence[Any]) -> dict[str, Any]:
+    """The values of a graph's inputs by the names of its placeholders."""
+    return dict(zip((node.name for node in placeholders(gm)), inputs, strict=True))
 
 
 def mutated_inputs(gm: fx.GraphModule) -> set[str]:
