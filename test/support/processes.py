@@ -1,9 +1,16 @@
-"""Processes that tests have started."""
+"""Programs that tests write, and processes that they have started."""
 
 from __future__ import annotations
 
 import time
 from pathlib import Path
+
+
+def script(path: Path, body: str) -> str:
+    """Writes a shell script that may be executed; returns its path."""
+    path.write_text(f"#!/bin/sh\n{body}\n")
+    path.chmod(0o755)
+    return str(path)
 
 
 def alive(path: Path) -> list[int]:

@@ -21,11 +21,6 @@ prims = torch.ops.prims
 symbolic = pytest.mark.parametrize("symbolic", [False, True], ids=["static", "symbolic"])
 
 
-@pytest.fixture(autouse=True)
-def seed() -> None:
-    torch.manual_seed(0)
-
-
 def traced(fn: Any, *args: Any, symbolic: bool = False) -> Graph:
     gm = make_fx(fn, tracing_mode="symbolic" if symbolic else "fake")(*args)
     return Graph("inference", gm, list(args))

@@ -790,7 +790,7 @@ def normalized(x: Tensor, weight: Tensor, mean: Tensor, variance: Tensor) -> Ten
 def test_rows_in_planes(dtype: torch.dtype, shift: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """Channels of images: the values, the running statistics and, of what has its mean near zero,
     the gradients."""
-    monkeypatch.setattr("dicp.vendor.cpu.schedule.inner_reduction.MIN_PLANES", 1)
+    monkeypatch.setattr("dicp.vendor.cpu.schedule.inner_reduction.MIN_IN_PLANES", 1)
     x = (torch.randn(5, 3, 7, 9) + shift).to(dtype)
     weight, grad = torch.rand(3) + 0.5, torch.randn(5, 3, 7, 9).to(dtype)
 
@@ -819,14 +819,14 @@ def test_rows_in_planes_are_swept_as_they_lie(monkeypatch: pytest.MonkeyPatch) -
         target = record(normalized, *inputs)
         return target.render(target.programs[0], Config()).files["kernels.cpp"]
 
-    monkeypatch.setattr("dicp.vendor.cpu.schedule.inner_reduction.MIN_PLANES", 1)
+    monkeypatch.setattr("dicp.vendor.cpu.schedule.inner_reduction.MIN_IN_PLANES", 1)
     assert source().count("collapse(2)") == 2
     monkeypatch.setattr("dicp.vendor.cpu.target.cache_bytes", lambda: 1000)
     assert "collapse(2)" not in source()
 
 
 def test_rows_in_planes_pass_what_is_no_number_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dicp.vendor.cpu.schedule.inner_reduction.MIN_PLANES", 1)
+    monkeypatch.setattr("dicp.vendor.cpu.schedule.inner_reduction.MIN_IN_PLANES", 1)
     x = torch.randn(5, 4, 7, 9)
     x[1, 1, 3, 3], x[2, 2, 2, 2], x[:, 3] = math.nan, math.inf, 2.0
     torch.compiler.reset()
@@ -871,7 +871,7 @@ def test_shifted_moments(
     kind: str, rows: str, symbolic: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Mean and variance in one pass, whatever the first elements are."""
-    monkeypatch.setattr("dicp.vendor.cpu.schedule.inner_reduction.MIN_PLANES", 1)
+    monkeypatch.setattr("dicp.vendor.cpu.schedule.inner_reduction.MIN_IN_PLANES", 1)
     shape, axes, laid_out = ROWS_OF_MOMENTS[rows]
 
     def moments(x: Tensor) -> tuple[Tensor, ...]:

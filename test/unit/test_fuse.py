@@ -28,11 +28,6 @@ ATTENTION = "aten._scaled_dot_product_flash_attention_for_cpu.default"
 symbolic = pytest.mark.parametrize("symbolic", [False, True], ids=["static", "symbolic"])
 
 
-@pytest.fixture(autouse=True)
-def seed() -> None:
-    torch.manual_seed(0)
-
-
 def fused(fn: Any, *args: Any, dynamic: bool | None = False, **options: Any) -> Any:
     (graph,) = capture(fn, *args, dynamic=dynamic, **options)
     counts, _ = rewrite(graph, PASSES, fusions=FAMILIES)

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from support.processes import alive, gone
+from support.processes import alive, gone, script
 
 from dicp import toolchain as host
 from dicp.cache import Cache, key_of
@@ -45,12 +45,6 @@ def compiler() -> str:
 @pytest.fixture(scope="module")
 def library(compiler: str) -> bytes:
     return compile_shared("cpu", [compiler, *FLAGS], {"a.cpp": SOURCE}, ["seven"])
-
-
-def script(path: Path, body: str) -> str:
-    path.write_text(f"#!/bin/sh\n{body}\n")
-    path.chmod(0o755)
-    return str(path)
 
 
 # ---- shared objects ------------------------------------------------------------------------------

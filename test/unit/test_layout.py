@@ -23,11 +23,6 @@ FLOATS = frozenset({torch.float32})
 symbolic = pytest.mark.parametrize("symbolic", [False, True], ids=["static", "symbolic"])
 
 
-@pytest.fixture(autouse=True)
-def seed() -> None:
-    torch.manual_seed(0)
-
-
 class Block(nn.Module):
     def __init__(self) -> None:
         super().__init__()

@@ -26,15 +26,6 @@ from dicp.errors import DicpWarning, FallbackWarning, IndexOutOfBoundsError, Inf
 from dicp.target import Artifact, Executable, LowerContext, Source
 from dicp.vendor.cpu.target import CpuTarget
 
-
-@pytest.fixture(autouse=True)
-def _fresh() -> Any:
-    torch._dynamo.reset()
-    torch.manual_seed(0)
-    yield
-    torch._dynamo.reset()
-
-
 # ---- guards ----------------------------------------------------------------------------------
 
 

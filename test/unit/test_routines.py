@@ -56,11 +56,6 @@ class PastBlas(CpuTarget):
         return program
 
 
-@pytest.fixture(autouse=True)
-def seed() -> None:
-    torch.manual_seed(0)
-
-
 @pytest.fixture
 def by_vectors(monkeypatch: pytest.MonkeyPatch) -> None:
     """The routine of a product is chosen as without tile registers."""

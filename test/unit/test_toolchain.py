@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.processes import script
 from torch._dynamo.exc import BackendCompilerFailed
 
 from dicp import Backend
@@ -28,12 +29,6 @@ from dicp.vendor.cpu.toolchain import (
     vector_math,
 )
 from dicp.vendor.cpu.units import header_texts, unit_text
-
-
-def script(path: Path, body: str) -> str:
-    path.write_text(f"#!/bin/sh\n{body}\n")
-    path.chmod(0o755)
-    return str(path)
 
 
 def test_the_first_compiler_found_is_used() -> None:

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import torch
 from support.forked import COMPILER, server
+from support.processes import script
 from torch import Tensor, nn
 from torch._dynamo.exc import BackendCompilerFailed
 
@@ -42,12 +43,6 @@ from dicp.vendor.cpu.toolchain import compile_shared, find_toolchain
 
 def fn(x: Tensor) -> Tensor:
     return torch.relu(x * 3) + 1
-
-
-def script(path: Path, body: str) -> str:
-    path.write_text(f"#!/bin/sh\n{body}\n")
-    path.chmod(0o755)
-    return str(path)
 
 
 def counting_compiler(folder: Path) -> tuple[str, Path]:
