@@ -132,7 +132,7 @@ def _avg_pool(n: int) -> Callable[..., Value]:
         if not x.dtype.is_floating_point:
             raise NoRule("integer average pooling")
         outs = sizes_of(lw.meta().shape)[-n:]
-        windows = windows_of(lw, x.shape[-n:], outs, kernel, stride, padding)
+        windows = windows_of(x.shape[-n:], outs, kernel, stride, padding)
         return average(lw, x, windows, count_include_pad, divisor_override)
 
     return lowered
@@ -143,7 +143,7 @@ def _avg_pool_backward(n: int) -> Callable[..., Value]:
         lw: Lowering, g: Value, x: Value, kernel: Any, stride: Any, padding: Any,
         ceil_mode: bool, count_include_pad: bool, divisor_override: Any = None,
     ) -> Value:  # fmt: skip
-        windows = windows_of(lw, x.shape[-n:], g.shape[-n:], kernel, stride, padding)
+        windows = windows_of(x.shape[-n:], g.shape[-n:], kernel, stride, padding)
         return average_backward(lw, g, x, windows, count_include_pad, divisor_override)
 
     return lowered

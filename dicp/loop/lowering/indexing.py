@@ -185,9 +185,7 @@ def embedding(
     return lw.pointwise(shape, weight.dtype, lambda idx: weight.at([rows.at(idx[:-1]), idx[-1]]))
 
 
-def index_layout(
-    x: Value, indices: Sequence[Value | None]
-) -> tuple[list[int], tuple[Size, ...], int]:
+def index_layout(indices: Sequence[Value | None]) -> tuple[list[int], tuple[Size, ...], int]:
     """Indexed axes, the broadcast shape of the indices, and its first axis in the result."""
     axes = [k for k, i in enumerate(indices) if i is not None]
     shape = broadcast_shapes(*(i.shape for i in indices if i is not None))
@@ -199,7 +197,7 @@ def index_coords(
     lw: Lowering, x: Value, indices: Sequence[Value | None]
 ) -> Callable[[Sequence[Index]], list[Index]]:
     """The coordinates in `x` of a result point of `x[indices]`."""
-    _, shape, start = index_layout(x, indices)
+    _, shape, start = index_layout(indices)
     kinds = _kinds_of_indices(lw, len(indices))
     places = [
         None if index is None else kind(lw, index, x.shape[axis], wrap=True, count=product(shape))

@@ -207,7 +207,7 @@ def _max_pool(n: int) -> Callable[..., tuple[Value, Value]]:
         dilation: Any = 1, ceil_mode: bool = False,
     ) -> tuple[Value, Value]:  # fmt: skip
         outs = sizes_of(lw.meta(0).shape)[-n:]
-        windows = windows_of(lw, x.shape[-n:], outs, kernel, stride, padding, dilation)
+        windows = windows_of(x.shape[-n:], outs, kernel, stride, padding, dilation)
         return maximum_with_index(lw, x, windows)
 
     return lowered
@@ -322,7 +322,7 @@ def _max_pool_backward(n: int) -> Callable[..., Value]:
         lw: Lowering, g: Value, x: Value, kernel: Any, stride: Any, padding: Any, dilation: Any,
         ceil_mode: bool, index: Value,
     ) -> Value:  # fmt: skip
-        windows = windows_of(lw, x.shape[-n:], g.shape[-n:], kernel, stride, padding, dilation)
+        windows = windows_of(x.shape[-n:], g.shape[-n:], kernel, stride, padding, dilation)
         if _gathers(lw, windows):
             return _chosen_windows(lw, g, x, index, windows)
         return scatter_to_chosen(lw, g, x, index, n, none=True)

@@ -148,7 +148,7 @@ def index_put(
     if any(i is not None and i.dtype in (torch.bool, torch.uint8) for i in indices):
         return _masked_put(lw, x, indices, values, accumulate)
     no_masks(indices)
-    axes, shape, start = index_layout(x, indices)
+    axes, shape, start = index_layout(indices)
     rest = [s for k, s in enumerate(x.shape) if k not in axes]
     full = [*rest[:start], *shape, *rest[start:]]
     if values.ndim > len(full):

@@ -154,8 +154,8 @@ def _static(values: Any, count: int, default: Sequence[int] | None = None) -> li
 
 
 def windows_of(
-    lw: Lowering, sizes: Sequence[Size], outs: Sequence[Size], kernel: Any, stride: Any,
-    padding: Any, dilation: Any = 1,
+    sizes: Sequence[Size], outs: Sequence[Size], kernel: Any, stride: Any, padding: Any,
+    dilation: Any = 1,
 ) -> list[Window]:  # fmt: skip
     """The windows along each axis, of attributes with one number for all axes or one for each."""
     n = len(sizes)

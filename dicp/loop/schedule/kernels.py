@@ -102,31 +102,26 @@ class _KernelBuilder:
         self.names = {n: f"r{k}" for k, n in enumerate(group.computes())}
         scans = any(n.kind == "scan" for n in group.computes())
         self.is_outer = group.axes is not None and not scans and is_outer(group)
-        self._memo: dict[tuple[Compute, int, bool], Expr] = {}
+        self._memo: dict[tuple[Compute, int], Expr] = {}
         self._saved: dict[Compute, None] = {}
 
     # ---- values -----------------------------------------------------------------------------
 
-    def _value(self, node: Compute, number: int, row: bool) -> Expr:
+    def _value(self, node: Compute, number: int) -> Expr:
         """The body of `node` at the current point, loads resolved, for use in pass `number`."""
-        key = (node, number, row)
-        found = self._memo.get(key)
+        found = self._memo.get((node, number))
         if found is None:
-            mapping = mapping_of(self.group, node)
-
-            def resolve(item: Load) -> Expr | None:
-                return self._read(item, number, row)
-
-            found = self._memo[key] = Rewriter(mapping, resolve)(node.body)
+            rewrite = Rewriter(mapping_of(self.group, node), lambda item: self._read(item, number))
+            found = self._memo[node, number] = rewrite(node.body)
         return found
 
-    def _read(self, item: Load, number: int, row: bool) -> Expr:
+    def _read(self, item: Load, number: int) -> Expr:
         producer = self.members.get(item.ref)
         if producer is None or producer.kind == "scatter":
             return ir.read(item.ref, flatten(item.coords, item.ref.strides))
         early = producer in self.group.rows_only and self.pass_of[producer] == 0
         if self.is_outer and early and producer.kind == "pointwise":
-            return ir.opmath(self._value(producer, number, row), item.dtype)
+            return ir.opmath(self._value(producer, number), item.dtype)
         if producer.kind in ("reduce", "scan") or producer in self.group.rows_only:
             return ir.result(self.names[producer], item.dtype)
         if self.pass_of[producer] < number:
@@ -135,12 +130,12 @@ class _KernelBuilder:
             if self._worth_saving(producer):
                 self._saved[producer] = None
                 return ir.scratch(self.names[producer], item.dtype)
-        return ir.opmath(self._value(producer, number, row), item.dtype)
+        return ir.opmath(self._value(producer, number), item.dtype)
 
     def _flat(self, node: Compute) -> Index:
         if node.kind == "scatter":
             mapping = mapping_of(self.group, node)
-            rewrite = Rewriter(mapping, lambda item: self._read(item, 0, False))
+            rewrite = Rewriter(mapping, lambda item: self._read(item, 0))
             return flatten([rewrite.index(i) for i in node.target], node.out.strides)
         return flatten(place_of(self.group, node), node.out.strides)
 
@@ -148,7 +143,7 @@ class _KernelBuilder:
         size = product(self.group.dims[k] for k in self.group.axes or ())
         if self.is_outer or not isinstance(size, int) or size > MAX_SCRATCH_ROW:
             return False
-        value = self._value(node, self.pass_of[node], False)
+        value = self._value(node, self.pass_of[node])
         reads = sum(e.op == "read" for e in ir.walk(value))
         return cost_of(value) >= HEAVY or reads > MAX_REPEATED_READS
 
@@ -172,7 +167,7 @@ class _KernelBuilder:
         ]
         for node in self._saved:
             save = ScratchStore(
-                self.names[node], node.out.dtype, self._value(node, self.pass_of[node], False)
+                self.names[node], node.out.dtype, self._value(node, self.pass_of[node])
             )
             inner_stmts[self.pass_of[node]].insert(0, save)
         if self.is_outer:
@@ -190,7 +185,7 @@ class _KernelBuilder:
         return self._loops(phases)
 
     def _row(self, node: Compute) -> list[Stmt]:
-        value = self._value(node, self.pass_of[node], True)
+        value = self._value(node, self.pass_of[node])
         stmts: list[Stmt] = [Let(self.names[node], node.out.dtype, value)]
         if node.out in self.stored:
             named = ir.result(self.names[node], node.out.dtype)
@@ -198,31 +193,25 @@ class _KernelBuilder:
         return stmts
 
     def _inner(self, node: Compute) -> list[Stmt]:
-        number = self.pass_of[node]
-        name = self.names[node]
-        if node in self.group.cross_row:
-            value = ir.opmath(self._value(node, number, False), node.out.dtype)
-            return [Store(node.out, self._flat(node), value, node.op)]
-        if node.kind == "reduce":
-            value = self._value(node, number, False)
-            position = None
-            if node.op in ("argmax", "argmin"):
-                position = self.group.coords[node][node.axes[0]]
-            else:
-                value = ir.opmath(value, node.out.dtype)
-            return [Reduce(name, node.op, value.dtype, value, position)]
-        if node.kind == "scan":
-            value = ir.opmath(self._value(node, number, False), node.out.dtype)
-            named = ir.result(name, node.out.dtype)
-            stmts: list[Stmt] = [Scan(name, node.op, node.out.dtype, value)]
-            if node.out in self.stored:
-                stmts.append(Store(node.out, self._flat(node), named))
-            return stmts
-        if node.out not in self.stored:
+        kind, name, out = node.kind, self.names[node], node.out
+        if kind in ("pointwise", "scatter") and out not in self.stored:
             return []
-        value = ir.opmath(self._value(node, number, False), node.out.dtype)
-        op = node.op if node.kind == "scatter" and node.op != "store" else ""
-        return [Store(node.out, self._flat(node), value, op)]
+        value = self._value(node, self.pass_of[node])
+        if kind == "reduce" and node.op in ("argmax", "argmin"):
+            place = self.group.coords[node][node.axes[0]]
+            return [Reduce(name, node.op, value.dtype, value, place)]
+        value = ir.opmath(value, out.dtype)
+        if node in self.group.cross_row:
+            return [Store(out, self._flat(node), value, node.op)]
+        if kind == "reduce":
+            return [Reduce(name, node.op, value.dtype, value)]
+        if kind == "scan":
+            stmts: list[Stmt] = [Scan(name, node.op, out.dtype, value)]
+            if out in self.stored:
+                stmts.append(Store(out, self._flat(node), ir.result(name, out.dtype)))
+            return stmts
+        op = node.op if kind == "scatter" and node.op != "store" else ""
+        return [Store(out, self._flat(node), value, op)]
 
     # ---- loops ------------------------------------------------------------------------------
 
