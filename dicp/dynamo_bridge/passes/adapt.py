@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import contextlib
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Any
 
@@ -53,6 +54,25 @@ FITTING = frozenset(
 """Operators whose integers are their operands', 0, 1, or of smaller magnitude."""
 
 
+@dataclass(frozen=True)
+class _Call:
+    """An operator whose operands are being converted."""
+
+    node: fx.Node
+    conversions: Conversions
+    trial: list[Any] = field(default_factory=list)
+    """The keys of the conversions that are emitted for it, in `conversions_of`."""
+
+    @property
+    def name(self) -> str:
+        return f"{op_name(self.node.target)}.{overload_name(self.node.target)}"
+
+    @property
+    def unchecked(self) -> bool:
+        """Whether integers may be narrowed without a check."""
+        return self.conversions.allow_narrowing
+
+
 class _Adapting:
     def __init__(self, gm: fx.GraphModule, context: PassContext, adaptor: Adaptor) -> None:
         self.gm = gm
@@ -75,7 +95,7 @@ class _Adapting:
             elif is_view(node.target):
                 self._follow_view(node)
             else:
-                self._adapt(node, self._conversions(node))
+                self._adapt(_Call(node, self._conversions(node)))
         return remove_dead(self.graph) or self.changed
 
     def _conversions(self, node: fx.Node) -> Conversions:
@@ -90,7 +110,7 @@ class _Adapting:
         inner = self.unconverted.get(source) if isinstance(source, fx.Node) else None
         if inner is not None and node.target is not aten.view.dtype:
             if same_strides(inner.meta["val"], source.meta["val"]):  # type: ignore[union-attr]
-                self._replace(node, (inner, *node.args[1:]), node.kwargs, [])
+                self._replace(node, (inner, *node.args[1:]), node.kwargs)
 
     def _follow_cast(self, node: fx.Node) -> None:
         """A cast of the program's own ends at the type that the target has, where it is exact."""
@@ -106,20 +126,16 @@ class _Adapting:
         if given == to != own:
             self.unconverted[node] = inner
         elif node.target is CAST:
-            self._replace(node, (inner, to), {}, [])
+            self._replace(node, (inner, to), {})
         else:
-            self._replace(node, (inner,), {"dtype": to}, [])
+            self._replace(node, (inner,), {"dtype": to})
 
-    def _adapt(self, node: fx.Node, conversions: Conversions) -> None:
-        name = f"{op_name(node.target)}.{overload_name(node.target)}"
+    def _adapt(self, call: _Call) -> None:
+        node, conversions = call.node, call.conversions
         declared = schema_of(node.target).arguments
-        trial: list[Any] = []
 
         def converted(argument: str, value: Any) -> Any:
-            def one(source: fx.Node) -> fx.Node:
-                return self._operand(node, source, argument, conversions, name, trial)
-
-            return map_arg(value, one)
+            return map_arg(value, lambda source: self._operand(call, source, argument))
 
         args = tuple(converted(a.name, v) for a, v in zip(declared, node.args, strict=False))
         kwargs = {key: converted(key, value) for key, value in node.kwargs.items()}
@@ -129,15 +145,16 @@ class _Adapting:
                 kwargs["dtype"] = to
         if args == node.args and kwargs == node.kwargs:
             return
-        fits = conversions.allow_narrowing or _fits(node)
-        if self._replace(node, args, kwargs, trial, fits) and not conversions.allow_narrowing:
+        fits = call.unchecked or _fits(node)
+        if self._replace(node, args, kwargs, call.trial, fits) and not call.unchecked:
             types = {x.meta["val"].dtype for x in _tensors((args, kwargs))} | {kwargs.get("dtype")}
             before = {x.meta["val"].dtype for x in _tensors((node.args, node.kwargs))}
-            _check_numbers(node, types - before, name)
+            _check_numbers(node, types - before, call.name)
 
     def _replace(
-        self, node: fx.Node, args: tuple[Any, ...], kwargs: Any, trial: list[Any], fits: bool = True
-    ) -> bool:
+        self, node: fx.Node, args: tuple[Any, ...], kwargs: Any, trial: Sequence[Any] = (),
+        fits: bool = True,
+    ) -> bool:  # fmt: skip
         """The call on other operands takes the node's place, if the target compiles it then;
         otherwise the conversions emitted for it, `trial`, are erased."""
         new = self._emitted(node, args, kwargs)
@@ -145,8 +162,10 @@ class _Adapting:
             self._convert_back(node, new)
             self.changed = True
             return True
-        for key in [None, *reversed(trial)] if new is not None else reversed(trial):
-            self.graph.erase_node(new if key is None else self.conversions_of.pop(key))
+        if new is not None:
+            self.graph.erase_node(new)
+        for key in reversed(trial):
+            self.graph.erase_node(self.conversions_of.pop(key))
         return False
 
     def _emitted(self, node: fx.Node, args: tuple[Any, ...], kwargs: Any) -> fx.Node | None:
@@ -170,38 +189,31 @@ class _Adapting:
 
     # ---- values ---------------------------------------------------------------------------------
 
-    def _operand(
-        self, node: fx.Node, source: fx.Node, argument: str, conversions: Conversions, name: str,
-        trial: list[Any],
-    ) -> fx.Node:  # fmt: skip
+    def _operand(self, call: _Call, source: fx.Node, argument: str) -> fx.Node:
         value = source.meta.get("val")
         if not isinstance(value, torch.Tensor) or value.layout != torch.strided:
             return source
-        to = conversions.dtype(argument, value.dtype)
+        to = call.conversions.dtype(argument, value.dtype)
         inner = self.unconverted.get(source, source)
         if to == value.dtype != inner.meta["val"].dtype:
             inner = source
-        unchecked = conversions.allow_narrowing
-        cast = self._typed(node, inner, to, name, unchecked, trial)
-        layout = conversions.layout(argument)
-        return self._cached(
-            (cast, unchecked, layout), trial, lambda: self._laid_out(node, cast, layout)
-        )
+        cast, layout = self._typed(call, inner, to), call.conversions.layout(argument)
+        return self._cached(call, cast, layout, lambda: self._laid_out(call.node, cast, layout))
 
-    def _cached(self, key: Any, trial: list[Any], make: Callable[[], fx.Node]) -> fx.Node:
-        """The node that `make` emits for a key, once."""
+    def _cached(
+        self, call: _Call, source: fx.Node, to: torch.dtype | str, make: Callable[[], fx.Node]
+    ) -> fx.Node:
+        """The node that `make` emits for `source` as a dtype or in a layout, once."""
+        key = source, call.unchecked, to
         if key not in self.conversions_of:
             found = make()
-            if found is key[0]:
+            if found is source:
                 return found
             self.conversions_of[key] = found
-            trial.append(key)
+            call.trial.append(key)
         return self.conversions_of[key]
 
-    def _typed(
-        self, node: fx.Node, source: fx.Node, to: torch.dtype, name: str, unchecked: bool,
-        trial: list[Any],
-    ) -> fx.Node:  # fmt: skip
+    def _typed(self, call: _Call, source: fx.Node, to: torch.dtype) -> fx.Node:
         """`source` as `to`; of a view the tensor is cast that others may read as well."""
         if source.meta["val"].dtype == to:
             return source
@@ -209,24 +221,21 @@ class _Adapting:
         def make() -> fx.Node:
             base = source.args[0] if source.target in SAME_ELEMENTS else None
             if isinstance(base, fx.Node):
-                inner = self._typed(node, base, to, name, unchecked, trial)
+                inner = self._typed(call, base, to)
                 with contextlib.suppress(*REFUSED):
                     args = (inner, *source.args[1:])
-                    return self._emit_after(source, node, source.target, args, source.kwargs)
-            return self._cast(node, source, to, name, unchecked)
+                    return self._emit_after(source, call.node, source.target, args, source.kwargs)
+            return self._cast(call, source, to)
 
-        return self._cached((source, unchecked, to), trial, make)
+        return self._cached(call, source, to, make)
 
-    def _cast(
-        self, node: fx.Node, source: fx.Node, to: torch.dtype, name: str, unchecked: bool
-    ) -> fx.Node:
-        if unchecked or not _narrows(source.meta["val"].dtype, to):
-            return self._emit_after(source, node, CAST, (source, to))
-        if source.op != "get_attr":
-            return self._emit_after(source, node, narrow, (source, to, name))
-        with disable_current_modes():
-            check_all_fit(attrgetter(str(source.target))(self.gm), to, name)
-        return self._emit_after(source, node, CAST, (source, to))
+    def _cast(self, call: _Call, source: fx.Node, to: torch.dtype) -> fx.Node:
+        if not call.unchecked and _narrows(source.meta["val"].dtype, to):
+            if source.op != "get_attr":
+                return self._emit_after(source, call.node, narrow, (source, to, call.name))
+            with disable_current_modes():
+                check_all_fit(attrgetter(str(source.target))(self.gm), to, call.name)
+        return self._emit_after(source, call.node, CAST, (source, to))
 
     def _laid_out(self, node: fx.Node, source: fx.Node, layout: str) -> fx.Node:
         value = source.meta["val"]
