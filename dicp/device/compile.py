@@ -31,7 +31,7 @@ class CompiledOperator:
     executable: Callable[[list[Any]], Sequence[Any]]
     graph: fx.GraphModule
     guards: str
-    form: Results
+    returned: Results
     written: tuple[int, ...] = ()
     """Inputs that it overwrites, which an operator's name may not show."""
     sizes: tuple[torch.Size, ...] | None = None
@@ -49,9 +49,9 @@ class CompiledOperator:
         results = self.executable([in_pairs(one) for one in inputs])
         given = [
             torch.view_as_complex(r) if pairs else r
-            for r, pairs in zip(results, self.form.pairs, strict=True)
+            for r, pairs in zip(results, self.returned.pairs, strict=True)
         ]
-        return self.form.in_place(given, None)
+        return self.returned.with_absent(given, None)
 
     def prepare(self, inputs: Sequence[Any]) -> None:
         prepare = getattr(self.executable, "prepare", None)
@@ -61,7 +61,7 @@ class CompiledOperator:
     def native_call(self, inputs: Sequence[Any]) -> Any:
         """What the native part needs to run it alone on `inputs`; None if it cannot."""
         native_call = getattr(self.executable, "native_call", None)
-        if native_call is None or any(self.form.pairs):
+        if native_call is None or any(self.returned.pairs):
             return None
         return native_call([in_pairs(one) for one in inputs])
 
@@ -79,7 +79,7 @@ class Results:
     absent: tuple[bool, ...] = ()
     """Which results are None, such as unneeded gradients: the graph has none for them."""
 
-    def in_place(self, results: Iterable[Any], absent: Any) -> list[Any]:
+    def with_absent(self, results: Iterable[Any], absent: Any) -> list[Any]:
         """`results` of the graph at their places among the operator's, `absent` at the others."""
         given = iter(results)
         return [absent if missing else next(given) for missing in self.absent]
@@ -163,8 +163,8 @@ class OperatorCompiler:
     def _traced(
         self, call: Call, inputs: Sequence[Any], sizes: Literal["symbolic", "fake"]
     ) -> CompiledOperator:
-        form = Results()
-        run = _as_function(call, any(isinstance(one, int) for one in inputs), form)
+        returned = Results()
+        run = _as_function(call, any(isinstance(one, int) for one in inputs), returned)
         given = [as_traced(one) for one in inputs]
         try:
             table = decompositions(self.target)
@@ -178,7 +178,7 @@ class OperatorCompiler:
             raise NotCompiled(f"{left[0].op}: {left[0].reason}")
         assert compiled.executable is not None
         guards = traced_guards(graph)
-        return CompiledOperator(compiled.executable, graph, guards, form, written)
+        return CompiledOperator(compiled.executable, graph, guards, returned, written)
 
 
 def _written(traced: fx.GraphModule) -> tuple[int, ...]:
@@ -193,10 +193,10 @@ def _is_symbol(leaf: Any) -> bool:
     return isinstance(leaf, int) and leaf not in (0, 1)
 
 
-def _as_function(call: Call, any_integers: bool, form: Results) -> Callable[..., list[Any]]:
+def _as_function(call: Call, any_integers: bool, returned: Results) -> Callable[..., list[Any]]:
     """The call as a function of its tensors in pairs, and of its integers if `any_integers`.
 
-    `form` is set when it is traced.
+    `returned` is set when it is traced.
     """
     leaves, spec = call.leaves()
 
@@ -212,15 +212,15 @@ def _as_function(call: Call, any_integers: bool, form: Results) -> Callable[...,
 
         args, kwargs = pytree.tree_unflatten([filled(leaf) for leaf in leaves], spec)
         result = call.op(*args, **kwargs)
-        form.single = isinstance(result, torch.Tensor)
-        every = [result] if form.single else list(result)
-        form.absent = tuple(r is None for r in every)
+        returned.single = isinstance(result, torch.Tensor)
+        every = [result] if returned.single else list(result)
+        returned.absent = tuple(r is None for r in every)
         results = [r for r in every if r is not None]
         if not all(isinstance(r, torch.Tensor) for r in results):
             raise NotCompiled("it returns something else than tensors")
-        form.pairs = tuple(r.is_complex() for r in results)
+        returned.pairs = tuple(r.is_complex() for r in results)
         wanted = call.dtypes or (None,) * len(results)
-        form.converted = any(
+        returned.converted = any(
             dtype not in (None, r.dtype) for r, dtype in zip(results, wanted, strict=True)
         )
         return [_converted(r, dtype) for r, dtype in zip(results, wanted, strict=True)]

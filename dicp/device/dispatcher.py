@@ -28,6 +28,7 @@ from dicp.device.schemas import (
     Functional,
     arguments_of,
     bound,
+    bound_with_results,
     functional_of,
     inputs_of,
     is_number_for_tensor,
@@ -248,7 +249,7 @@ class Dispatcher:
         """Run the compiled operator, and where it is one native call, install it for the next."""
         schema = schema_of(op)
         signature = self.native.signature(schema.name, schema.overload_name, args, kwargs)
-        given, outs = _with_results(op, form, args, kwargs)
+        given, outs = bound_with_results(op, form, args, kwargs)
         if any(map(_repeats, outs)):
             raise NotCompiled("elements of a result share memory")
         if outs or keep_dtypes(op, given):  # which are the same if a number is a tensor
@@ -263,36 +264,36 @@ class Dispatcher:
         positional, named = arguments_of(form.op, _map_tensors(call.on_host, inputs))
         dtypes = (None,) * form.fresh + tuple(out.dtype for out in outs)
         prepared = Call(run, positional, named, dtypes if outs else ())
-        compiled, contiguous = self.compiler.compiled(prepared)
-        converted = compiled.form.converted and run is form.op
+        compiled, dense = self.compiler.compiled(prepared)
+        converted = compiled.returned.converted and run is form.op
         if converted and not _takes_results(op, form.op, given):
             raise NotCompiled("it does not convert its results to that dtype")
-        compiled.prepare(contiguous)
+        compiled.prepare(dense)
         with self.native.HostMemory(device):
-            made = compiled(contiguous)
+            made = compiled(dense)
             results: list[Any] = [r if r is None else call.on_device(r) for r in made]
-            self._keep_written(call, prepared, compiled, contiguous)
+            self._keep_written(call, prepared, compiled, dense)
         pairs = list(zip(outs, results[form.fresh :], strict=bool(outs)))
         if any(out.shape != result.shape and out.numel() > 0 for out, result in pairs):
             signature = None  # eager warns of each
         _give(pairs)
-        copied = [a is not b for a, b in zip(_tensors(prepared), contiguous, strict=False)]
+        copied = [a is not b for a, b in zip(_tensors(prepared), dense, strict=False)]
         one_call = not any(copied[position] for position in compiled.written)
         if signature is not None and one_call and self.native.host_addressable():
-            self._install(op, form, given, signature, compiled, contiguous, copied)
+            self._install(op, form, given, signature, compiled, dense, copied)
         if form.fresh or outs:
             return _returned(form, outs, results)
-        return results[0] if compiled.form.single else tuple(results)
+        return results[0] if compiled.returned.single else tuple(results)
 
     @staticmethod
     def _keep_written(
-        call: Any, prepared: Call, compiled: CompiledOperator, contiguous: Sequence[Any]
+        call: Any, prepared: Call, compiled: CompiledOperator, dense: Sequence[Any]
     ) -> None:
         """What was overwritten reaches the tensors given: code has copies of some."""
         tensors = _tensors(prepared)
         for position in compiled.written:
-            if tensors[position] is not contiguous[position]:
-                tensors[position].copy_(contiguous[position])
+            if tensors[position] is not dense[position]:
+                tensors[position].copy_(dense[position])
         if compiled.written:
             call.write_back()
 
@@ -310,18 +311,18 @@ class Dispatcher:
         given: Mapping[str, Any],
         signature: bytes,
         compiled: CompiledOperator,
-        contiguous: Sequence[Any],
+        dense: Sequence[Any],
         copied: Sequence[bool],
     ) -> None:
         """Let the native part run calls of the same signature, if they are one native call.
 
-        `contiguous`: the inputs of compiled code. `copied`: which of them are copies of what was
+        `dense`: the inputs of compiled code. `copied`: which of them are copies of what was
         given.
         """
-        plan = None if form.fresh else compiled.native_call(contiguous)
+        plan = None if form.fresh else compiled.native_call(dense)
         if plan is None:
             return
-        tensors = [one for one in contiguous if isinstance(one, torch.Tensor)]
+        tensors = [one for one in dense if isinstance(one, torch.Tensor)]
         order = [place for a in schema_of(op).arguments if str(a.type) != "number"
                  for place in tensor_places(a.name, given[a.name])]  # fmt: skip
         taken = [a.name for a in schema_of(form.op).arguments if a.name in given]
@@ -351,7 +352,7 @@ class Dispatcher:
             ],
             "workspace": plan.workspace[0], "parts": plan.workspace[1],
             "outputs": outputs, "aliases": plan.aliases,
-            "results": compiled.form.in_place(plan.results, (-1, None)),
+            "results": compiled.returned.with_absent(plan.results, (-1, None)),
             "pointwise": torch.Tag.pointwise in form.op.tags, "keep": (plan.keep, constants),
             "bytes": sum(t.numel() * t.element_size() for t in tensors),
         }  # fmt: skip
@@ -391,7 +392,7 @@ class Dispatcher:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> Any:
-        given, outs = _with_results(op, form, args, kwargs)
+        given, outs = bound_with_results(op, form, args, kwargs)
         positional, named = arguments_of(form.op, inputs_of(form, given, outs))
         if any(map(_repeats, outs)):
             return NotImplemented  # eager's error is the host's
@@ -431,14 +432,6 @@ class Dispatcher:
         if op not in self._functional:
             self._functional[op] = functional_of(op)
         return self._functional[op]
-
-
-def _with_results(
-    op: OpOverload, form: Functional, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[dict[str, Any], list[torch.Tensor]]:
-    """The arguments by name, and those that a call writes its results to."""
-    given = bound(op, args, kwargs)
-    return given, [given[name] for name in form.outs]
 
 
 def _returned(form: Functional, outs: Sequence[torch.Tensor], results: Sequence[Any]) -> Any:

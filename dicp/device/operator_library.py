@@ -21,7 +21,7 @@ import torch
 from dicp.device.dispatcher import Dispatcher
 from dicp.device.hosted import DEVICE_TYPE
 from dicp.device.output import say
-from dicp.device.schemas import bound, inputs_of, name_of, without_values
+from dicp.device.schemas import bound_with_results, inputs_of, name_of, without_values
 from dicp.errors import OperatorLibraryError
 from dicp.torch_private import (
     OpOverload,
@@ -167,8 +167,7 @@ class OperatorLibrary:
         form = self.dispatcher.functional(op)
         if form is None or name_of(form.op) not in self.functions:
             return None
-        given = bound(op, args, kwargs)
-        outs = [given[name] for name in form.outs]
+        given, outs = bound_with_results(op, form, args, kwargs)
         inputs = inputs_of(form, given, outs)
         for function in self.functions[name_of(form.op)]:
             if function.takes(form.op, inputs):

@@ -98,6 +98,14 @@ def bound(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dic
     return found
 
 
+def bound_with_results(
+    op: OpOverload, form: Functional, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> tuple[dict[str, Any], list[torch.Tensor]]:
+    """The arguments of a call by name, and those that it writes its results to."""
+    given = bound(op, args, kwargs)
+    return given, [given[name] for name in form.outs]
+
+
 def with_tensors_for_numbers(op: OpOverload, given: Mapping[str, Any]) -> dict[str, Any]:
     """Numbers given for tensors become tensors, so that code is compiled for any number."""
     changed = dict(given)
