@@ -154,7 +154,7 @@ class OpAutoCompare(FeatureWithRecords[Record]):
         autocast = autocast_of(args, kwargs)
         draws = Draws.of(args, kwargs)
         result = proceed(call)
-        if draws.has_drawn(call.operator, call.name):
+        if draws.has_drawn(call.name):
             self._random(call, result)
             return result
         try:

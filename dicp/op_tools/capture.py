@@ -97,7 +97,7 @@ class OpCapture(Feature):
         edges = InputEdges.of(call.args, call.kwargs)
         draws = Draws.of(call.args, call.kwargs)
         result = proceed(call)
-        if draws.has_drawn(call.operator, call.name):
+        if draws.has_drawn(call.name):
             facts["random_state"] = draws.cpu_state
             self._add_facts(folder / "input", facts)
         outputs = outputs_of(call, result)

@@ -138,7 +138,7 @@ class CompiledGraphs:
         """Judge every kernel, and look into those that diverge."""
         wrong: list[Group] = []
         for name, nodes in groups:
-            record = _judged(feature, graph, name, nodes, values)
+            record = _judged(graph, name, nodes, values)
             if record is None:
                 continue
             feature.keep(record)
@@ -211,7 +211,7 @@ class CompiledGraphs:
         for name, nodes in wrong:
             found = False
             for node in nodes:
-                record = _judged(feature, graph, _operator(node), [node], values, nodes)
+                record = _judged(graph, _operator(node), [node], values, nodes)
                 if record is None or record.ok:
                     continue
                 found, record.kind = True, "operator"
@@ -316,7 +316,7 @@ def _operator(node: fx.Node) -> str:
 
 
 def _judged(
-    feature: OpAutoCompare, graph: InspectedGraph, name: str, nodes: list[fx.Node], values: Values,
+    graph: InspectedGraph, name: str, nodes: list[fx.Node], values: Values,
     kernel: Sequence[fx.Node] = (),
 ) -> Record | None:  # fmt: skip
     """One kernel's results against float64 and against eager, both on the inputs it really had.

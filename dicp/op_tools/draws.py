@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from dicp.op_tools import trees
-from dicp.op_tools.names import is_random
+from dicp.op_tools.names import is_random_function
 
 _UNSEEN = ("cpu", "meta")
 """Kinds of devices without a generator of their own beside the CPU's."""
@@ -44,9 +44,9 @@ class Draws:
         except Exception:  # a plugin without random states, each with an error of its own
             return cls([(torch.get_rng_state, torch.get_rng_state())], complete=False)
 
-    def has_drawn(self, func: Callable[..., Any], name: str) -> bool:
+    def has_drawn(self, name: str) -> bool:
         """Whether the call of an operator, over by now, drew random numbers."""
-        if not self.complete and is_random(func, name):
+        if not self.complete and is_random_function(name):
             return True
         return any(not torch.equal(read(), state) for read, state in self.states)
 

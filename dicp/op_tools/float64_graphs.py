@@ -53,7 +53,7 @@ class Judged:
 class Float64Graphs:
     """An inspector of compiled graphs; nothing of it runs unless it is active."""
 
-    def __init__(self, folder: Path, backend: str) -> None:
+    def __init__(self, folder: Path) -> None:
         self.judged = Judged()
         self._seen: WeakSet[InspectedGraph] = WeakSet()
         self._compare = OpAutoCompare(quiet=True, rule="fp64")

@@ -203,7 +203,7 @@ def _module(name: str) -> ModuleType | None:
         raise OperatorNameError(name, problem=problem) from error
 
 
-def is_random(func: Callable[..., Any], name: str) -> bool:
+def is_random_function(name: str) -> bool:
     """Whether the operator draws random numbers."""
     if name.startswith("torch.nn.init."):
         return name.rpartition(".")[2] not in ("zeros_", "ones_", "constant_", "eye_", "dirac_")

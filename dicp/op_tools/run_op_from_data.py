@@ -104,14 +104,13 @@ def _legacy_name(folder: Path) -> str:
 def replay(captured: Captured, options: argparse.Namespace) -> bool:
     """Run one capture as the options ask; whether all checks hold."""
     function = captured.function
-    compiled = _compiled(captured, function, options) if options.backend else function
-    checks: list[OpAutoCompare] = []
+    compiled = _compiled(function, options.backend) if options.backend else function
+    check = OpAutoCompare(style="table") if options.acc_check else None
     call = Call(captured.operator, function, captured.args, captured.kwargs)
     if not (options.acc_check or options.sync_time_measure):
         sys.stdout.write(f"{argument_table(argument_rows(call))}\n")
-    if options.acc_check:
-        with OpAutoCompare(style="table") as check:
-            checks.append(check)
+    if check is not None:
+        with check:
             for _ in range(options.run_times or 1):
                 _run(captured, compiled, options)
     times = RUNS if options.run_times is None else options.run_times
@@ -119,22 +118,20 @@ def replay(captured: Captured, options: argparse.Namespace) -> bool:
         with OpTimeMeasure():
             for _ in range(times):
                 _run(captured, compiled, options)
-    elif not options.acc_check:
+    elif check is None:
         for _ in range(times):
             _run(captured, compiled, options)
-    return not any(check.failures for check in checks)
+    return check is None or not check.failures
 
 
-def _compiled(
-    captured: Captured, function: Callable[..., Any], options: argparse.Namespace
-) -> Callable[..., Any]:
+def _compiled(function: Callable[..., Any], backend: str) -> Callable[..., Any]:
     """The operator through torch.compile, as one function that the tools see as the operator."""
     torch.compiler.reset()
 
     def plain(*args: Any, **kwargs: Any) -> Any:
         return function(*args, **kwargs)
 
-    return torch.compile(plain, backend=options.backend, dynamic=False)  # type: ignore[no-any-return]
+    return torch.compile(plain, backend=backend, dynamic=False)  # type: ignore[no-any-return]
 
 
 def _run(captured: Captured, function: Callable[..., Any], options: argparse.Namespace) -> None:

@@ -106,7 +106,7 @@ class ScriptRun:
             options = {name: value for name, value in options.items() if value}
             target = None if spec.backend == "dicp" else target_name(spec.backend)
             self.backend = Backend(target, **options)
-        self.graphs = Float64Graphs(Path(spec.folder or "."), spec.backend)
+        self.graphs = Float64Graphs(Path(spec.folder or "."))
         self._assigns = False
         self._inside = False
 
