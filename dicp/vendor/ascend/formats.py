@@ -35,7 +35,7 @@ def plain_format(kind: str, port: str, rank: int) -> str:
     return {4: "NCHW", 5: "NCDHW"}.get(rank, "ND") if named else "ND"
 
 
-DEMANDS = {
+OPERAND_FORMATS = {
     ("Conv2D", "x"): IMAGE,
     ("Conv2D", "filter"): FILTER,
     ("Conv2DBackpropInput", "out_backprop"): IMAGE,
@@ -47,7 +47,7 @@ DEMANDS = {
 }
 """The format an operator runs on, by input."""
 
-GIVES = {
+RESULT_FORMATS = {
     "Conv2D": IMAGE, "Conv2DBackpropInput": IMAGE, "Conv2DTranspose": IMAGE,
     "Conv2DBackpropFilter": FILTER,
 }  # fmt: skip
@@ -100,7 +100,7 @@ dimensions, else plain."""
 
 def accepts(kind: str, port: str, fmt: str) -> bool:
     """Whether an operator takes a tensor in this format at this input."""
-    if fmt in PLAIN or kind == "TransData" or DEMANDS.get((kind, port)) == fmt:
+    if fmt in PLAIN or kind == "TransData" or OPERAND_FORMATS.get((kind, port)) == fmt:
         return True
     if fmt == MATRIX:
         return kind in ELEMENTWISE or (kind in PRODUCTS and port in OPERANDS)

@@ -19,14 +19,14 @@ from dicp.graphop.partition import remove_dead
 from dicp.graphop.program import LEAVES, Graph, Item, Node, Operand, Slot, Value
 from dicp.vendor.ascend.blocked import BLOCKED, FILTER, IMAGE, MATRIX, is_whole
 from dicp.vendor.ascend.formats import (
-    DEMANDS,
     ELEMENTWISE,
     FOLLOWERS,
-    GIVES,
     KEEPS_ZERO,
+    OPERAND_FORMATS,
     OPERANDS,
     PRODUCTS,
     REDUCTIONS,
+    RESULT_FORMATS,
     SUMS_CHANNELS,
 )
 from dicp.vendor.ascend.regions import BLOCKED_DTYPES, Matrices, find_matrices
@@ -38,7 +38,7 @@ FROM_CHANNELS_LAST = (0, 3, 1, 2)
 def with_formats(builder: Builder, graph: Graph, static: Collection[Slot]) -> Graph:
     """The graph with a format for each value; those in `static` never change between runs."""
     matrices = find_matrices(builder, graph, static_nodes(graph, static))
-    if not matrices.values and not any(node.kind in GIVES for node in graph.operators):
+    if not matrices.values and not any(node.kind in RESULT_FORMATS for node in graph.operators):
         return graph
     return _Layout(builder, matrices).run(graph)
 
@@ -57,10 +57,13 @@ class _Layout:
         self.builder = builder
         self.matrices = matrices
         self.formats: dict[Value, str] = {}
+        """The format of each value that is blocked."""
         self.versions: dict[tuple[Value, str], Value] = {}
+        """Value and format -> the value converted to it."""
         self.dirty: set[Value] = set()
         """Blocked values whose last block may be filled up with something else than zeros."""
         self.renamed: dict[Value, Value] = {}
+        """Value of the given graph -> what takes its place."""
         self.images: set[Value] = set()
         """Plain values that a convolution reads: they are converted anyway."""
         self.readers: dict[Value, list[Node]] = defaultdict(list)
@@ -87,7 +90,7 @@ class _Layout:
     def _find_readers(self, graph: Graph) -> None:
         for node in graph.operators:
             for port, operand in node.inputs.items():
-                if isinstance(operand, Value) and DEMANDS.get((node.kind, port)) == IMAGE:
+                if isinstance(operand, Value) and OPERAND_FORMATS.get((node.kind, port)) == IMAGE:
                     self.images.add(operand)
             for value in node.operands():
                 self.readers[value].append(node)
@@ -99,12 +102,12 @@ class _Layout:
         node.rename(self.renamed)
         if self._becomes_conversion(node):
             return
-        wanted = self._wanted(node)
+        wanted = self._operand_formats(node)
         node.inputs = {
             port: self._operand(node, port, operand, wanted.get(port, "ND"))
             for port, operand in node.inputs.items()
         }
-        given = self._given(node, wanted)
+        given = self._result_format(node, wanted)
         if given in BLOCKED:
             node.formats = {"0": given}
             self.formats[node.outputs[0]] = given
@@ -124,11 +127,13 @@ class _Layout:
         self.renamed[result] = self._convert(image, IMAGE, "NHWC")
         return True
 
-    def _wanted(self, node: Node) -> dict[str, str]:
+    def _operand_formats(self, node: Node) -> dict[str, str]:
         """The format of each input that is to be blocked, by port."""
-        if node.kind in GIVES and node.outputs[0].dtype in BLOCKED_DTYPES:
-            ports = {port: fmt for (kind, port), fmt in DEMANDS.items() if kind == node.kind}
-            if node.attrs["groups"] != 1:  # a grouped filter's blocks are the compiler's business
+        if node.kind in RESULT_FORMATS and node.outputs[0].dtype in BLOCKED_DTYPES:
+            ports = {
+                port: fmt for (kind, port), fmt in OPERAND_FORMATS.items() if kind == node.kind
+            }
+            if node.attrs["groups"] != 1:  # GE lays out grouped filters
                 ports = {port: fmt for port, fmt in ports.items() if fmt != FILTER}
             return ports
         if node.kind in PRODUCTS:
@@ -142,15 +147,16 @@ class _Layout:
             blocked = isinstance(x, Value) and self._format(x) == IMAGE
             return {"x": IMAGE} if blocked and self._leaves_channels(node) else {}
         if node.kind in ELEMENTWISE:
-            return self._wanted_elementwise(node)
+            return self._elementwise_formats(node)
         return {}
 
-    def _given(self, node: Node, wanted: dict[str, str]) -> str:
+    def _result_format(self, node: Node, wanted: dict[str, str]) -> str:
+        """The format of the first result, with operands in the formats `wanted`."""
         result = node.outputs[0]
         if node.kind in PRODUCTS:
             return MATRIX if result in self.matrices.values else "ND"
-        if node.kind in GIVES:
-            fmt = GIVES[node.kind] if IMAGE in wanted.values() else "ND"
+        if node.kind in RESULT_FORMATS:
+            fmt = RESULT_FORMATS[node.kind] if IMAGE in wanted.values() else "ND"
             return "ND" if fmt == FILTER and node.attrs["groups"] != 1 else fmt
         if node.kind in REDUCTIONS and not node.attrs.get("keep_dims"):
             return "ND"
@@ -161,7 +167,7 @@ class _Layout:
         assert isinstance(axes, Value)
         return axes.known is not None and set(axes.known) <= {0, 2, 3}
 
-    def _wanted_elementwise(self, node: Node) -> dict[str, str]:
+    def _elementwise_formats(self, node: Node) -> dict[str, str]:
         """All operands blocked, if one is and the others have its sizes, or one per channel."""
         ports = {p: v for p, v in node.inputs.items() if isinstance(v, Value) and v.ndim > 0}
         shape = node.outputs[0].shape

@@ -19,7 +19,7 @@ def rotary(g: Builder, node: Node) -> Sequence[Value] | None:
         if straight.node.kind != "Mul" or rotated.node.kind != "Mul":
             continue
         for half, sine in both_ways(rotated.node):
-            x = _rotated(g, half)
+            x = _rotated(half)
             for other, cosine in both_ways(straight.node):
                 if x is other and x is not None and _fit_rotary(g, x, cosine, sine):
                     return [_turned(g, x, cosine, sine)]
@@ -49,7 +49,7 @@ def _fit_rotary(g: Builder, x: Value, cosine: Value, sine: Value) -> bool:
     )
 
 
-def _rotated(g: Builder, value: Value) -> Value | None:
+def _rotated(value: Value) -> Value | None:
     """x, if the value is (-second half of x, first half of x) along the last dimension."""
     node = value.node
     if node.kind != "ConcatD" or node.attrs["concat_dim"] != value.ndim - 1:
