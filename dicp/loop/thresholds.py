@@ -111,15 +111,15 @@ FREED_AT_ONCE = 1 << 20
 Allocations after the split can reuse their memory. A split costs a few microseconds.
 """
 MAX_KEPT = 64 << 20
-"""Most bytes of workspace kept between runs: allocating that much takes some milliseconds."""
+"""Most bytes of workspace that are kept until the process ends, whether runs take them or not."""
 MIN_REUSED = 1 << 16
 """Fewest bytes of a result whose memory is reused: smaller ones come from the lists of the C
 library, which stay mapped, and allocating those takes about as long as finding out that no
 tensor holds the memory."""
 KEPT_SHARE = 16
-"""Divides the machine's memory: the most that results keep between runs."""
+"""Divides the machine's memory: the most that results keep between runs, and large workspaces."""
 IDLE_SECONDS = 10.0
-"""Memory of results that no run uses for twice this time at most is released."""
+"""Memory of results and large workspaces that no run uses for twice this time is released."""
 MAX_PLANS = 64
 """Most combinations of sizes whose execution plan is kept; the oldest is planned again."""
 MAX_RANDOM_RANGE = 1 << 53

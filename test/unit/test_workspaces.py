@@ -25,7 +25,7 @@ def fresh_target() -> Iterator[None]:
 
 
 def held(pool: HostMemory) -> int:
-    return sum(block.untyped_storage().nbytes() for block in pool._free)
+    return sum(block.untyped_storage().nbytes() for block in (*pool._free, *pool._large))
 
 
 def test_a_pool_keeps_no_more_than_its_bound() -> None:
@@ -39,9 +39,39 @@ def test_a_pool_keeps_no_more_than_its_bound() -> None:
     assert 0 < held(pool) <= MAX_KEPT
     released = [b for b in blocks if not b.untyped_storage().nbytes()]
     assert len(released) == len(blocks) - len(pool._free) >= 3
-    large = HostMemory()
-    large.give(large.take(MAX_KEPT + 1))
-    assert not held(large), "one large block is given back at once"
+
+
+def test_a_large_block_is_kept_from_its_second_request_on_until_idle() -> None:
+    pool, size = HostMemory(), MAX_KEPT + 1
+    pool.give(pool.take(size))
+    assert not held(pool) and pool._releaser is None, "one large block is given back at once"
+    block = pool.take(size)
+    pool.give(block)
+    assert held(pool) == size and pool._releaser is not None
+    assert pool.take(100) is not block, "a small request takes no large block"
+    assert pool.release_idle() and held(pool) == size, "it was taken in the period before"
+    assert pool.take(size) is block
+    pool.give(block)
+    assert pool.release_idle() and held(pool) == size
+    assert not pool.release_idle() and not held(pool)
+    assert not block.untyped_storage().nbytes()
+
+
+def test_a_block_far_larger_than_what_runs_take_is_released() -> None:
+    pool, size = HostMemory(), MAX_KEPT + 1
+    for _ in range(2):
+        pool.give(pool.take(3 * size))
+    assert pool.release_idle() and held(pool) == 3 * size
+    pool.give(pool.take(size))
+    assert not pool.release_idle() and not held(pool)
+
+
+def test_large_blocks_are_bounded() -> None:
+    pool, size = HostMemory(bound=3 * MAX_KEPT), MAX_KEPT + 1
+    for _ in range(2):
+        for block in [pool.take(size) for _ in range(4)]:
+            pool.give(block)
+    assert held(pool) == 2 * size
 
 
 def resident() -> int:

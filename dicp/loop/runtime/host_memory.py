@@ -26,8 +26,9 @@ from dicp.torch_private import empty_strided_cpu, reinterpret_tensor, storage_us
 class HostMemory:
     """Lends workspaces to runs, and reuses the memory of results.
 
-    Results keep at most `bound` bytes, until no run has used them for IDLE_SECONDS. Workspaces keep
-    at most MAX_KEPT bytes; a block over that is freed after its run, as eager does.
+    Results keep at most `bound` bytes, until no run has used them for IDLE_SECONDS. So do
+    workspaces over MAX_KEPT bytes, from the second request of as many bytes on: the first may be
+    the only one. Smaller workspaces keep at most MAX_KEPT bytes.
     """
 
     def __init__(self, bound: int | None = None) -> None:
@@ -37,6 +38,10 @@ class HostMemory:
         self.kept = 0
         """Bytes of all results' memory."""
         self._free: list[torch.Tensor] = []
+        self._large: list[torch.Tensor] = []
+        """Workspaces over MAX_KEPT bytes that no run uses."""
+        self._most_taken = self._most_freed = 0
+        """Bytes of the largest workspace that was taken in this period, and that was ever freed."""
         self._results: weakref.WeakSet[ReusedResult] = weakref.WeakSet()
         self._lock = threading.RLock()  # a result may be collected while the same thread holds it
         self._releaser: threading.Thread | None = None
@@ -44,14 +49,23 @@ class HostMemory:
     # ---- workspaces: each is lent to one run at a time ------------------------------------------
 
     def take(self, size: int) -> torch.Tensor:
-        block = reused(self._free, size)
+        self._most_taken = max(self._most_taken, size)
+        block = reused(self._large if size > MAX_KEPT else self._free, size)
         return torch.empty(size, dtype=torch.uint8) if block is None else block
 
     def give(self, block: torch.Tensor) -> None:
-        if is_kept(block, self._free, 4, MAX_KEPT):
-            self._free.append(block)
+        size = block.numel()
+        if size <= MAX_KEPT:
+            kept, bound = self._free, MAX_KEPT
         else:
+            kept, bound = self._large, self.bound if size <= self._most_freed else 0
+        if not is_kept(block, kept, 4, bound):
+            self._most_freed = max(self._most_freed, size)
             release(block)
+            return
+        kept.append(block)
+        if kept is self._large:
+            self._start_releaser()
 
     # ---- results --------------------------------------------------------------------------------
 
@@ -67,11 +81,7 @@ class HostMemory:
                 return False
             self.kept += nbytes
             self._results.add(result)
-            if self._releaser is None or not self._releaser.is_alive():  # a fork has no threads
-                self._releaser = threading.Thread(
-                    target=_release_periodically, args=(weakref.ref(self),), daemon=True
-                )
-                self._releaser.start()
+            self._start_releaser()
         return True
 
     def forget(self, nbytes: int) -> None:
@@ -79,15 +89,32 @@ class HostMemory:
             self.kept -= nbytes
 
     def release_idle(self) -> bool:
-        """Release what no run has used for a whole period; whether anything is kept still."""
+        """Release what no run has used for a whole period, and workspaces over twice the largest
+        that a run took in it; whether anything is kept still."""
         with self._lock:
             self.period += 1
             for result in list(self._results):
                 if result.used < self.period - 1:
                     result.release()
-            if not self.kept:
+            still_used = []
+            while (block := reused(self._large, 0)) is not None:
+                if block.numel() <= 2 * self._most_taken:
+                    still_used.append(block)
+                else:
+                    release(block)
+            self._large += still_used
+            self._most_taken = 0
+            if not (self.kept or self._large):
                 self._releaser = None
-            return self.kept > 0
+            return self._releaser is not None
+
+    def _start_releaser(self) -> None:
+        with self._lock:
+            if self._releaser is None or not self._releaser.is_alive():  # a fork has no threads
+                self._releaser = threading.Thread(
+                    target=_release_periodically, args=(weakref.ref(self),), daemon=True
+                )
+                self._releaser.start()
 
 
 class ReusedResult:
