@@ -397,6 +397,40 @@ def test_masks_of_scores_that_are_no_numbers(
         check_training(fn, given, visible, backend_name, dtype)
 
 
+HIDES_BLOCKS = {
+    "window": lambda i, j: (i >= j) & (i - j < 20),
+    "keys_after": lambda i, j: j >= i + 40,  # the last queries see no key
+    "padded": lambda i, j: (j >= 37) & (j < 101) & (i >= 0),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("fn", [SDPA, filled, added], ids=["sdpa", "filled", "added"])
+@pytest.mark.parametrize("mask", HIDES_BLOCKS)
+def test_gradients_of_masks_that_hide_blocks(
+    mask: str, fn: Any, dtype: torch.dtype, backend_name: str
+) -> None:
+    torch.manual_seed(0)
+    given = [torch.randn(2, 2, 150, 16).to(dtype).double() for _ in range(3)]
+    rows, keys = torch.arange(150)[:, None].expand(150, 150), torch.arange(150)
+    visible = HIDES_BLOCKS[mask](rows, keys)
+    check_training(fn, given, visible, backend_name, dtype)
+
+
+@pytest.mark.parametrize("number", [math.nan, math.inf, 1e30])
+@pytest.mark.parametrize("place", ["query", "key", "value", "gradient"])
+@pytest.mark.parametrize("fn", [SDPA, filled, added], ids=["sdpa", "filled", "added"])
+def test_gradients_of_hidden_numbers(fn: Any, place: str, number: float, backend_name: str) -> None:
+    """Infinite, large and no numbers, beside which some keys are hidden."""
+    torch.manual_seed(0)
+    given = [torch.randn(2, 2, 150, 16) for _ in range(3)]
+    factor = torch.ones(150, 1)
+    numbers = {"query": given[0][:, 1], "key": given[1][:, 1], "value": given[2][:, 1]}
+    numbers.get(place, factor)[..., 70, :] = number
+    visible = HIDES_BLOCKS["window"](torch.arange(150)[:, None], torch.arange(150))
+    check_training(lambda *x: fn(*x) * factor.to(x[0].dtype), given, visible, backend_name)
+
+
 @pytest.mark.parametrize("fn", [filled, added], ids=["filled", "added"])
 def test_attention_of_float64_written_out(fn: Any, backend_name: str) -> None:
     """Targets without products of float64 leave it unfused: a hidden row is NaN."""

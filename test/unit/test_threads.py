@@ -107,12 +107,21 @@ def test_shares_make_up_the_whole(name: str) -> None:
         assert_matches(got, eager, real)
 
 
-ATTENTION = {
-    "few heads": ((1, 3, 257, 64), (1, 3, 700, 64), False),
-    "causal": ((1, 2, 601, 40), (1, 2, 601, 40), True),
-    "groups of heads": ((2, 4, 130, 24), (2, 2, 500, 24), False),
-}
-"""The shape of q, that of k and v, and whether the attention is causal."""
+def distances(rows: int, keys: int) -> Tensor:
+    return torch.arange(rows)[:, None] - torch.arange(keys)
+
+
+ATTENTION: dict[str, tuple[Any, Any, dict[str, Any]]] = {
+    "few heads": ((1, 3, 257, 64), (1, 3, 700, 64), {}),
+    "causal": ((1, 2, 601, 40), (1, 2, 601, 40), {"is_causal": True}),
+    "groups of heads": ((2, 4, 130, 24), (2, 2, 500, 24), {}),
+    "window": ((1, 2, 601, 40), (1, 2, 601, 40), {"attn_mask": distances(601, 601) // 100 == 1}),
+    "hidden rows": ((2, 4, 300, 24), (2, 2, 500, 24), {"attn_mask": distances(300, 500) > 120}),
+    "padded": ((2, 2, 100, 24), (2, 2, 500, 24), {
+        "attn_mask": torch.arange(500) < torch.tensor([300, 0]).view(2, 1, 1, 1)
+    }),
+}  # fmt: skip
+"""The shape of q, that of k and v, and options. Masks hide keys from whole blocks of queries."""
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -122,12 +131,12 @@ def test_gradients_of_attention_do_not_depend_on_threads(
     name: str, scale: float, dtype: torch.dtype, threads: int
 ) -> None:
     """Large scores: a head whose rows need all their scores is one task."""
-    rows, columns, causal = ATTENTION[name]
+    rows, columns, options = ATTENTION[name]
     q, k, v = (torch.randn(shape).to(dtype) for shape in (rows, columns, columns))
     inputs = [(q * scale).requires_grad_(), k.requires_grad_(), v.requires_grad_()]
 
     def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return F.scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=True)
+        return F.scaled_dot_product_attention(q, k, v, enable_gqa=True, **options)
 
     def computed() -> list[Tensor]:
         return results(torch.compile(attend, backend="cpugraph", dynamic=False), inputs)

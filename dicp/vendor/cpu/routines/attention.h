@@ -49,23 +49,28 @@ template <class T> struct d_head_tensor {
   }
 };
 
-// The position of the first byte that is not 0, or `n`.
-d_inline int64_t d_leading_zeros(const uint8_t* x, int64_t n) {
+// Whether a mask of booleans, or of numbers that are added, gives a key the weight 0.
+d_inline bool d_hides(uint8_t visible) { return !visible; }
+template <class M> d_inline bool d_hides(M added) { return d_to_float(added) == -d_inff; }
+// Whether a mask hides all of the keys that one cache line of it is about.
+template <class M> constexpr int64_t d_mask_line = 64 / sizeof(M);
+template <class M> d_inline bool d_hides_line(const M* mask) {
+  int visible = 0;
+#pragma omp simd reduction(+ : visible)
+  for (int64_t j = 0; j < d_mask_line<M>; ++j) visible += !d_hides(mask[j]);
+  return !visible;
+}
+// The first key that a mask leaves visible, or `n`.
+template <class M> d_inline int64_t d_first_visible(const M* mask, int64_t n) {
   int64_t j = 0;
-  for (uint64_t word; j + 8 <= n; j += 8) {
-    __builtin_memcpy(&word, x + j, 8);
-    if (word) break;
-  }
-  while (j < n && !x[j]) ++j;
+  while (j + d_mask_line<M> <= n && d_hides_line(mask + j)) j += d_mask_line<M>;
+  while (j < n && d_hides(mask[j])) ++j;
   return j;
 }
-// The position after the last byte that is not 0 and not before `from`, or `from`.
-d_inline int64_t d_without_trailing_zeros(const uint8_t* x, int64_t from, int64_t n) {
-  for (uint64_t word; n - 8 >= from; n -= 8) {
-    __builtin_memcpy(&word, x + n - 8, 8);
-    if (word) break;
-  }
-  while (n > from && !x[n - 1]) --n;
+// The position after the last key from `from` on that a mask leaves visible, or `from`.
+template <class M> d_inline int64_t d_visible_end(const M* mask, int64_t from, int64_t n) {
+  while (n - d_mask_line<M> >= from && d_hides_line(mask + n - d_mask_line<M>)) n -= d_mask_line<M>;
+  while (n > from && d_hides(mask[n - 1])) --n;
   return n;
 }
 
@@ -81,7 +86,7 @@ template <class T> struct d_attention {
   const void* mask;
   int64_t mask_values;  // a d_mask_values; the narrow ones are of type T
   bool skips_hidden_keys = true;    // whether keys after the last query of a block are left out
-  bool skips_masked_keys = false;   // whether those are that the mask hides from all of its queries
+  bool skips_masked_keys = false;   // whether those are that the mask hides from all of a block
   int64_t mask_batch, mask_head, mask_row, mask_key;
   const int64_t* rest;
 
@@ -124,23 +129,39 @@ template <class T> struct d_attention {
   int64_t padded_width() const { return d_round_up(width, d_panel); }
   // Number of keys that are visible to rows before `end`.
   int64_t visible_end(int64_t end) const { return causal && skips_hidden_keys ? d_min(end, keys) : keys; }
-  // Booleans give hidden keys the weight 0, with which finite values change nothing. Few queries see
-  // most keys, so that the values are not worth a look.
-  void choose_masked_keys(int64_t few) {
-    skips_masked_keys = mask && mask_values == d_mask_bool && mask_key == 1 && rows > few &&
-                        v.is_moderate(batches, heads / groups, keys, width);
+  // Whether some block of queries sees fewer tiles of keys than there are, by the mask alone. One that is
+  // the only block sees most keys.
+  bool has_hidden_tiles() const {
+    constexpr int64_t block = d_tile_shape<d_packed<T>>::block_rows;
+    if (!mask || mask_values == d_mask_lowest || mask_key != 1 || rows <= block) return false;
+    for (int64_t b = 0; b < (mask_batch ? batches : 1); ++b)
+      for (int64_t h = 0; h < (mask_head ? heads : 1); ++h)
+        for (int64_t first = 0; first < (mask_row ? rows : 1); first += block) {
+          const d_key_range seen = visible_range(b, h, first, d_min(rows - first, block));
+          if (seen.first || seen.end + d_whole_tiles<d_packed<T>> <= keys) return true;
+        }
+    return false;
   }
-  // The keys that some of these rows see, from the beginning of a panel.
-  d_key_range key_range(int64_t b, int64_t h, int64_t first, int64_t count) const {
-    const int64_t all = visible_end(first + count);
-    if (!skips_masked_keys) return {0, all};
-    int64_t lower = all, upper = 0;
-    for (int64_t i = first; i < first + count; ++i) {
-      const uint8_t* visible = (const uint8_t*)mask + mask_at(b, h, i, 0);
-      lower = d_leading_zeros(visible, lower);
-      upper = d_without_trailing_zeros(visible, upper, all);
+  // The keys that the mask leaves visible to some of these rows, from the beginning of a tile.
+  d_key_range visible_range(int64_t b, int64_t h, int64_t first, int64_t count) const {
+    if (mask_values == d_mask_bool) return visible_range((const uint8_t*)mask, b, h, first, count);
+    if (mask_values == d_mask_narrow) return visible_range((const T*)mask, b, h, first, count);
+    return visible_range((const float*)mask, b, h, first, count);
+  }
+  template <class M>
+  d_key_range visible_range(const M* values, int64_t b, int64_t h, int64_t first, int64_t count) const {
+    d_key_range seen = {keys, 0};
+    for (int64_t i = first; i < first + (mask_row ? count : 1); ++i) {
+      const M* row = values + mask_at(b, h, i, 0);
+      seen.first = d_first_visible(row, seen.first);
+      seen.end = d_visible_end(row, seen.end, keys);
     }
-    return {lower / d_whole_tiles<d_packed<T>> * d_whole_tiles<d_packed<T>>, upper};
+    seen.first = seen.first / d_whole_tiles<d_packed<T>> * d_whole_tiles<d_packed<T>>;
+    return seen;
+  }
+  // The keys that change something for some of these rows.
+  d_key_range key_range(int64_t b, int64_t h, int64_t first, int64_t count) const {
+    return skips_masked_keys ? visible_range(b, h, first, count) : d_key_range{0, visible_end(first + count)};
   }
   // Scales the scores of one row and adds its mask, in place.
   template <class M> void add(const M* m, float* score, int64_t n) const {
@@ -344,8 +365,10 @@ template <class T>
 static void d_attention_forward(void** args, const int64_t* sizes, bool masked) {
   typedef d_packed<T> packed;
   d_attention<T> a(args, sizes, masked);
-  if (a.causal && a.mask) a.choose_mask(a.is_moderate());
-  a.choose_masked_keys(d_tile_shape<packed>::block_rows);
+  const bool chooses_mask = a.causal && a.mask, hides_tiles = !a.causal && a.has_hidden_tiles();
+  const bool moderate = (chooses_mask || hides_tiles) && a.is_moderate();
+  if (chooses_mask) a.choose_mask(moderate);
+  a.skips_masked_keys = hides_tiles && moderate;
   auto out = a.template next<T>(args[3 + masked]);
   auto sums = a.template next<float>(args[4 + masked]);
   if (a.rows == 1 && !a.causal) {  // heads that share keys become the rows of one head
@@ -452,8 +475,11 @@ template <class T> struct d_attention_gradient {
     const int64_t tiles = d_round_up(count, d_tile_shape<packed>::rows);
     const int64_t depth = a.padded_depth(), width = a.padded_width();
     const int64_t in_depth = d_packed_depth<T>(a.depth), in_width = d_packed_depth<T>(a.width);
-    const int64_t all = a.visible_end(first + count), end = d_min(all, upper);
-    if (lower && end <= lower) return order.end(number);  // nor do later tasks add anything
+    const int64_t all = a.visible_end(first + count);
+    const d_key_range seen = a.key_range(b, h, first, count);
+    const int64_t start = seen.first / d_key_group<packed> * d_key_group<packed>;
+    const int64_t begin = start > lower ? start : lower, end = d_min(seen.end, upper);
+    if (end <= begin && (lower || seen.end)) return order.end(number);
     packed *queries = (packed*)workspace, *grads = queries + lines;
     packed *query_panels = grads + lines, *grad_panels = query_panels + lines;
     float *own_result = workspace + 4 * lines, *weights = own_result + lines, *grad_scores = weights + scores;
@@ -497,7 +523,7 @@ template <class T> struct d_attention_gradient {
     if (many) {
       d_online_statistics found[block];
       for (int64_t i = 0; i < count; ++i) found[i] = {-d_inff, 0, 0};
-      for (int64_t from = 0; from < end; from += d_key_block) {
+      for (int64_t from = begin; from < end; from += d_key_block) {
         const int64_t n = d_min(end - from, d_key_block);
         multiply(from, d_round_up(n, d_panel));
         for (int64_t i = 0; i < count; ++i) {
@@ -514,7 +540,7 @@ template <class T> struct d_attention_gradient {
           delta[i] = found[i].delta * inverse[i];
         }
     }
-    for (int64_t from = lower; from < end; from += d_key_block) {
+    for (int64_t from = begin; from < end; from += d_key_block) {
       const int64_t n = d_min(end - from, d_key_block), padded = d_round_up(n, d_panel);
       const int64_t whole = d_round_up(n, d_whole_tiles<packed>);
       multiply(from, padded);
@@ -548,18 +574,18 @@ template <class T> struct d_attention_gradient {
           grad_keys + (from - lower) * depth, depth, true);
       for (int64_t i = 0; i < count; ++i)
         d_pack_row_in_place(grad_scores + i * d_key_block, padded, (packed*)(grad_scores + i * d_key_block));
-      if (from == lower) order.wait(number);
+      if (from == begin) order.wait(number);
       for (int64_t k = 0; k < n; k += d_key_group<packed>)
         d_multiply_tiles<d_key_block, 1>(tiles, depth, d_packed_depth<T>(d_min(n - k, d_key_group<packed>)),
                                          (const packed*)grad_scores + k / d_pack_factor<packed>,
                                          keys + (from - lower + k) / d_pack_factor<packed> * d_panel,
                                          d_packed_depth<T>(upper - lower) * d_panel, d_panel, result,
-                                         result_step, from + k != 0);
+                                         result_step, from + k != start);
     }
     T* to = grad_q.at(b, h) + first * grad_q.row;
-    if (!end)
+    if (!seen.end)
       for (int64_t i = 0; i < count; ++i) d_clear(to + i * grad_q.row, 0, a.depth);
-    else if (end == all)
+    else if (end == seen.end)
       d_copy(result, result_step, 1, count, a.depth, to, grad_q.row, a.scale);
     order.end(number);
   }
@@ -572,10 +598,14 @@ static void d_attention_backward(void** args, const int64_t* sizes, bool masked)
   d_attention<T> a(args, sizes, masked);
   const int at = 3 + masked;
   const auto grad = a.template next<const T>(args[at]);
+  const bool hides_tiles = !a.causal && a.has_hidden_tiles();
+  const bool moderate = (a.causal || hides_tiles) &&
+                        grad.is_moderate(a.batches, a.heads, a.rows, a.width) && a.is_moderate();
   if (a.causal) {
-    a.skips_hidden_keys = grad.is_moderate(a.batches, a.heads, a.rows, a.width) && a.is_moderate();
-    if (a.mask) a.choose_mask(a.skips_hidden_keys);
+    a.skips_hidden_keys = moderate;
+    if (a.mask) a.choose_mask(moderate);
   }
+  a.skips_masked_keys = hides_tiles && moderate;
   const auto out = a.template next<const T>(args[at + 1]);
   const auto sums = a.template next<const float>(args[at + 2]);
   const auto grad_q = a.template next<T>(args[at + 3]), grad_k = a.template next<T>(args[at + 4]);
