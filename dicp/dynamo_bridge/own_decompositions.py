@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from dicp import torch_private
-from dicp.dtypes import Number, converted, opmath_dtype
+from dicp.dtypes import REDUCED_FLOATS, Number, converted, opmath_dtype
 from dicp.dynamo_bridge.cells import CELLS
 from dicp.dynamo_bridge.interpolation import interpolate_cubically, interpolate_linearly
 from dicp.torch_private import ATTENTION_FORWARD, OpOverload, all_decompositions, pytree
@@ -191,7 +191,7 @@ def multilabel_margin_loss(input: Tensor, target: Tensor, *, reduction: str = "m
     The labels of a row end at the first -1; PyTorch's own decomposition, which tracing does in any
     case, adds what comes after it.
     """
-    x, labels = (torch.atleast_2d(t) for t in (input, target))
+    x, labels = (torch.atleast_2d(t) for t in (_for_loss(input), target))
     count = x.shape[1]
     classes = torch.arange(count, device=x.device)
     end = torch.where(labels == -1, classes, count).amin(-1, keepdim=True)
@@ -220,13 +220,19 @@ def multi_margin_loss(
     PyTorch's own decomposition, which tracing does in any case, counts a margin of NaN and has a
     gradient where one is 0.
     """
-    x, labels = torch.atleast_2d(input), torch.atleast_1d(target).unsqueeze(1)
+    x, labels = torch.atleast_2d(_for_loss(input)), torch.atleast_1d(target).unsqueeze(1)
     margins = margin - x.gather(1, labels) + x
     counted = (torch.arange(x.shape[1], device=x.device) != labels) & (margins > 0)
     positive = torch.where(counted, margins, 0)
     powers = positive if p == 1 else positive * positive
     loss = (powers if weight is None else powers * weight[labels]).mean(1)
     return _reduced(loss, target.shape, reduction)
+
+
+def _for_loss(x: Tensor) -> Tensor:
+    """`x` in float32 under autocast, which computes losses of 16-bit values in it."""
+    is_cast = x.dtype in REDUCED_FLOATS and torch.is_autocast_enabled(x.device.type)
+    return x.float() if is_cast else x
 
 
 def _reduced(loss: Tensor, shape: Any, reduction: str) -> Tensor:

@@ -175,6 +175,21 @@ def test_margins_of_zero_and_nan(name: str, special: float, backend: Any) -> Non
         torch.testing.assert_close(mine, theirs, equal_nan=True)
 
 
+@pytest.mark.parametrize("name", MARGIN_LOSSES)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float64], ids=str)
+def test_margins_under_autocast(name: str, dtype: torch.dtype, backend: Any) -> None:
+    """Autocast computes these losses of 16-bit values in float32."""
+    loss = MARGIN_LOSSES[name]
+    labels = torch.tensor([[0, 2, -1], [1, 0, 2]])
+    results = []
+    for function in (torch.compile(loss, backend=backend), loss):
+        x = torch.linspace(-2, 1, 6, dtype=dtype).view(2, 3).requires_grad_()
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            value = function(x, labels)
+        results.append((value, *torch.autograd.grad(value.sum(), x)))
+    torch.testing.assert_close(*results)
+
+
 EMPTY_LOSSES = F.mse_loss, F.l1_loss, F.smooth_l1_loss, F.huber_loss, F.soft_margin_loss
 
 
