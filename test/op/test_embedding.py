@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
+import pytest
 import torch
 import torch.nn.functional as F
 
@@ -163,3 +165,22 @@ CASES = [
 
 def test_op(case: Any, check_op: Any) -> None:
     check_op(case)
+
+
+@pytest.mark.parametrize("padding_idx", [None, 0])
+def test_maxima_of_bags_with_nan(padding_idx: int | None, backend: Any) -> None:
+    """NaN in a bag's first row that counts is its maximum; in later rows it is passed over."""
+    nan, low = math.nan, -math.inf
+    table = torch.tensor([[nan, 1.0, low], [3.0, nan, -1.0], [0.0, 5.0, nan], [nan, low, 7.0]])
+    rows, starts = torch.tensor([1, 0, 2, 3, 2, 0, 2, 0]), torch.tensor([0, 2, 2, 3, 5, 7])
+
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        return F.embedding_bag(rows, x, starts, mode="max", padding_idx=padding_idx)
+
+    results = []
+    for function in (torch.compile(fn, backend=backend), fn):
+        x = table.clone().requires_grad_()
+        value = function(x)
+        grad = torch.arange(value.numel()).view_as(value) + 1.0
+        results.append((value, *torch.autograd.grad(value, x, grad)))
+    torch.testing.assert_close(*results, equal_nan=True)

@@ -84,23 +84,36 @@ def embedding_bag(
 def _largest(
     g: Ops, rows: Value, indices: Value, bags: Value, counted: Value, sizes: Value
 ) -> tuple[Value, Value]:
-    """Each bag's maxima, 0 for an empty bag, and the rows of the table that they come from."""
+    """Each bag's maxima, 0 for an empty bag, and the rows of the table that they come from.
+
+    As in eager, which looks for larger values from a bag's first row on: NaN stays if it is there,
+    and is passed over in later rows.
+    """
     count, total, width = sizes.shape[0], rows.shape[0], rows.shape[1]
-    shape = [total, width]
-    real = g.along(g.truth(counted), 0, shape)
+    shape, result = [total, width], [count, width]
+    ranks, last = g.arange(total), g.number(total - 1, torch.int64)
+    axis = g.const(0, torch.int64)
+    counts = g.truth(counted)
+    leaders = g.where(counts, ranks, total, torch.int64)
+    behind = g.full([count], total, torch.int64)
+    leaders = g.op("ScatterElements", behind, bags, leaders, axis=0, reduction="min")
+    leading = g.op("Gather", rows, g.op("Minimum", leaders, last), axis)
+    stays = g.op("IsNan", leading)
+
+    real = g.op("LogicalAnd", g.along(counts, 0, shape), g.op("LogicalNot", g.op("IsNan", rows)))
     rows = g.where(real, rows, -math.inf, rows.dtype)
     where = g.along(bags, 0, shape)
-    lowest = g.full([count, width], -math.inf, rows.dtype)
+    lowest = g.full(result, -math.inf, rows.dtype)
     found = g.op("ScatterElements", lowest, where, rows, axis=0, reduction="max")
     best = g.op("GatherElements", found, where, dim=0)
     hit = g.op("LogicalAnd", g.op("Equal", rows, best), real)
-    place = g.along(g.arange(total), 0, shape)
-    place = g.where(hit, place, total, torch.int64)
-    behind = g.full([count, width], total, torch.int64)
+    place = g.where(hit, g.along(ranks, 0, shape), total, torch.int64)
+    behind = g.full(result, total, torch.int64)
     first = g.op("ScatterElements", behind, where, place, axis=0, reduction="min")
-    inside = g.op("Minimum", first, g.number(total - 1, torch.int64))
-    row = g.op("Gather", g.cast(indices, torch.int64), inside, g.const(0, torch.int64))
-    empty = g.along(g.op("Equal", sizes, g.const(0, torch.int64)), 0, [count, width])
+    first = g.where(stays, g.along(leaders, 0, result), first, torch.int64)
+    row = g.op("Gather", g.cast(indices, torch.int64), g.op("Minimum", first, last), axis)
+    found = g.where(stays, leading, found, found.dtype)
+    empty = g.along(g.op("Equal", sizes, g.const(0, torch.int64)), 0, result)
     return g.where(empty, 0.0, found, found.dtype), g.where(empty, 0, row, torch.int64)
 
 
