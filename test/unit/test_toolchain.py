@@ -20,6 +20,7 @@ from dicp import toolchain as host
 from dicp.config import Config
 from dicp.errors import CompilerError, SerialWarning, ToolchainError
 from dicp.toolchain import COMPILERS
+from dicp.vendor.cpu import toolchain as cpu_toolchain
 from dicp.vendor.cpu.routines.common import GROUPS, TYPES, Group
 from dicp.vendor.cpu.toolchain import (
     BASE_FLAGS,
@@ -50,6 +51,20 @@ def test_clang_is_given_no_flag_that_it_refuses(tmp_path: Path) -> None:
     tiles = ("-DDICP_TILES",) if has_tiles() else ()
     assert flags == (*BASE_FLAGS, "-fopenmp", *vector_math(is_clang=True), *tiles)
     assert find_toolchain(Config(cxx="g++")).flags[: len(BASE_FLAGS)] == BASE_FLAGS
+
+
+@pytest.mark.parametrize(
+    ("version", "vendor", "gathers"),
+    [("12.2.0", "AuthenticAMD", False), ("12.2.0", "GenuineIntel", True),
+     ("13.2.0", "AuthenticAMD", True)],
+)  # fmt: skip
+def test_gcc_12_uses_no_gather_instruction_on_amd(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str, vendor: str, gathers: bool
+) -> None:
+    body = f"""[ "$1" = --version ] && echo 'g++ (A-1) {version}' || exec g++ "$@\""""
+    monkeypatch.setattr(cpu_toolchain, "cpu_model", lambda: f"{vendor}|a processor|avx512f")
+    flags = find_toolchain(Config(cxx=script(tmp_path / "c++", body))).flags
+    assert (cpu_toolchain.NO_GATHER[0] not in flags) == gathers
 
 
 @pytest.mark.parametrize("refused", ["-fopenmp", "-fopenmp*"])
