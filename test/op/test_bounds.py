@@ -39,6 +39,7 @@ BOUNDS = [
     Bound("index.Tensor", lambda x, i: x[i], (3,), ROWS),
     Bound("index.Tensor", lambda x, i: x[1:, i], (3,), WIDTH),
     Bound("gather", lambda x, i: x.gather(1, i), (4, 3), WIDTH),
+    Bound("gather", lambda x, i: x.gather(1, i).exp(), (4, 70), WIDTH),
     Bound("take", lambda x, i: x.take(i), (3,), ROWS * WIDTH),
     Bound("index_select", lambda x, i: x.index_select(1, i), (3,), WIDTH),
     Bound("embedding", lambda x, i: F.embedding(i, x), (3,), ROWS),

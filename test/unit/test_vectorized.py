@@ -90,6 +90,12 @@ CASES: dict[str, Callable[[], Case]] = {
         lambda x: F.adaptive_avg_pool2d(x, (6, 5)),
         [f32(1, 64, 56, 56).to(memory_format=torch.channels_last)],
     ),
+    "gather": lambda: (lambda x, i: x.gather(1, i).exp(), [f32(8, N), torch.ones(8, N).long()]),
+    "gather_float16": lambda: (
+        lambda x, y, i: x.gather(1, i).exp() + y,
+        [f32(8, N), f32(8, N).half(), torch.ones(8, N).long()],
+    ),
+    "gather_vector": lambda: (lambda x, i: x.gather(0, i).tanh(), [f32(), torch.ones(N).long()]),
     "cat": lambda: (lambda x, y: torch.cat([x, y], 1), [f32(8, 100), f32(8, 100)]),
     "rotate_half": lambda: (
         lambda x, y: x * y + torch.cat([-x[:, 50:], x[:, :50]], 1), [f32(8, 100), f32(8, 100)]

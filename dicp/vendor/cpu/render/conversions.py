@@ -19,6 +19,7 @@ from dicp.loop.ir.expr import Const, Expr, Masked, Read
 from dicp.loop.ir.index import Index, Var
 from dicp.loop.ir.kernel import Kernel, Stmt, Store
 from dicp.vendor.cpu.conversions import converted_copies, narrowed, widened
+from dicp.vendor.cpu.gathers import gathered
 
 Bounds = tuple[str, str]
 """C++ of where a loop begins and ends."""
@@ -55,8 +56,8 @@ class Conversions(Emitter):
 
     def __init__(self, kernel: Kernel) -> None:
         super().__init__(kernel)
-        self._read_from: dict[Access, str] = {}
-        """Element -> C++ of the float that the current loop reads instead of it."""
+        self.read_from: dict[Access, str] = {}
+        """Element -> C++ of the value that the current loop reads instead of it."""
         self._stored_to: dict[Access, str] = {}
         """Element -> C++ of the float to which the current loop stores it."""
         self._copies: dict[Store, Read] = {}
@@ -87,24 +88,28 @@ class Conversions(Emitter):
             after.append(f"{call}{exact}({places}{rest});")
         stmts = [s for s in stmts if s not in self._copies]
         for ref, index in self._widened(stmts, var):
-            place, name = self._place(ir.read(ref, index)), self._array_name()
-            self._read_from[ref, index] = f"{name}[{at}]"
+            place, name = self._place(ir.read(ref, index)), self.array_name()
+            self.read_from[ref, index] = f"{name}[{at}]"
             before.append(f"float {name}[{lanes}]; d_widen{exact}(&{place}, {name}{rest});")
         for store in self._narrowed(stmts, var):
-            place, name = self._target(store), self._array_name()
+            place, name = self._target(store), self.array_name()
             self._stored_to[store.ref, store.index] = f"{name}[{at}]"
             before.append(f"float {name}[{lanes}];")
             after.append(f"d_narrow{exact}({name}, &{place}{rest});")
         return Converted(tuple(before), tuple(after))
 
+    def gathers(self, stmts: Sequence[Stmt], var: Var) -> list[Access]:
+        """The elements at checked indices that are loaded before a loop over `var`."""
+        return [at for at in gathered(stmts, var) if self._is_known(at[1], stmts)]
+
     def end_conversions(self) -> None:
         self._copies = {}
-        self._read_from.clear()
+        self.read_from.clear()
         self._stored_to.clear()
 
-    def _array_name(self) -> str:
+    def array_name(self, kind: str = "floats") -> str:
         self._arrays += 1
-        return f"floats{self._arrays}"
+        return f"{kind}{self._arrays}"
 
     def _widened(self, stmts: Sequence[Stmt], var: Var) -> list[Access]:
         found = [at for at in widened(stmts) if self._is_known(at[1], stmts)]
@@ -158,7 +163,7 @@ class Conversions(Emitter):
         return self.once((expr, guard, "bits"), text, dtype, place)
 
     def loaded(self, item: Read, guard: str) -> str:
-        return self._read_from.get((item.ref, item.index)) or super().loaded(item, guard)
+        return self.read_from.get((item.ref, item.index)) or super().loaded(item, guard)
 
     def _assignment(self, stmt: Store, place: str, value: str) -> str:
         found = self._stored_to.get((stmt.ref, stmt.index))

@@ -10,6 +10,8 @@ import torch
 
 from dicp.codegen.types import STORAGE_TYPE, VALUE_TYPE
 from dicp.codegen.values import Scope, margin
+from dicp.loop.ir import expr as ir
+from dicp.loop.ir.access import Access
 from dicp.loop.ir.expr import Read
 from dicp.loop.ir.index import FloorDiv, Index, Mod, Size, Var, is_below
 from dicp.loop.ir.kernel import Kernel, Reduce, Stmt
@@ -142,8 +144,8 @@ class Loops(Strips, Generic[F]):
         bounds: Bounds | None = None, emit: Callable[[], None] | None = None,
         size: Size | None = None,
     ) -> list[str]:  # fmt: skip
-        """The loop over `var` with `pragma`, in blocks where float16 elements of `stmts` are
-        converted. `emit` emits its body, by default `stmts`; `size`: its iterations, if known."""
+        """The loop over `var` with `pragma`, in blocks where elements of `stmts` are converted or
+        gathered before it. `emit` emits its body, by default `stmts`; `size`: its iterations."""
         emit = emit or partial(self.statements, stmts)
         block = self._converted_block(stmts, var, bounds, size)
         if block is None:
@@ -153,6 +155,7 @@ class Loops(Strips, Generic[F]):
             return [*pragma, *self._loop(var, body, indent, bounds)]
         around = self.push((), indent + 1)
         converted = self.begin_conversions(stmts, block)
+        self._load_gathered(self.gathers(stmts, var), block, indent + 1)
         body = self.push((var,), indent + 2)
         emit()
         self.pop(body)
@@ -163,13 +166,28 @@ class Loops(Strips, Generic[F]):
         lines = lines if body.lines else []  # copies of whole blocks are calls
         return self._in_converted_blocks(block, around.lines, [converted], lines, indent)
 
+    def _load_gathered(self, found: Sequence[Access], block: Block, indent: int) -> None:
+        """Emits the loop that loads these elements of a block; the loop after it reads them."""
+        if not found:
+            return
+        var, around, arrays = block.var, self.scopes[-1], {}
+        body = self.push((var,), indent + 1)
+        for ref, index in found:
+            value, name = self.loaded(ir.read(ref, index), ""), self.array_name("gathered")
+            arrays[ref, index] = element = f"{name}[{var.key} - start]"
+            self.line(f"{element} = {value};")
+            around.lines.append(f"{margin(indent)}{VALUE_TYPE[ref.dtype]} {name}[{block.size}];")
+        self.pop(body)
+        around.lines += self._loop(var, body, indent, ("start", "end"))
+        self.read_from.update(arrays)
+
     def _converted_block(
         self, stmts: Sequence[Stmt], var: Var, bounds: Bounds | None, size: Size | None
     ) -> Block | None:
-        """The blocks of a loop whose float16 elements are converted, if it is one."""
+        """The blocks of a loop whose elements are converted or gathered, if it is one."""
         sizes, size = self.form.converted, var.size if bounds is None else size
         few = isinstance(size, int) and size < sizes.fewest
-        if few or not self.is_converted(stmts, var):
+        if few or not (self.is_converted(stmts, var) or self.gathers(stmts, var)):
             return None
         bounds = bounds or ("0", self.size(var.size))
         if isinstance(size, int) and size <= sizes.single:
