@@ -778,6 +778,37 @@ def test_results_beyond_the_caches_may_lie_anywhere(
     assert torch.equal(out, x.t() if transposed else x * 2)
 
 
+# ---- results in two orders of memory ----------------------------------------------------------
+
+BOTH_ORDERS: dict[str, Callable[[Tensor], Tensor]] = {
+    "halves": lambda x: x * 0.5,
+    "selected": lambda x: torch.where(x > 0, x, 0),
+    "converted": lambda x: x.float() + 1,
+    "in parts": lambda x: torch.where(torch.arange(x.shape[-1]) < 33, x, x + x),
+    "in place": lambda x: x.mul_(2),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, BF16, torch.float16, torch.float64, torch.int8])
+@pytest.mark.parametrize("name", BOTH_ORDERS)
+def test_results_in_both_orders_of_memory(name: str, dtype: torch.dtype) -> None:
+    """What is stored across the last loop gets its elements from a tile, a row at a time."""
+
+    def fn(x: Tensor) -> tuple[Tensor, Tensor]:
+        result = BOTH_ORDERS[name](x)
+        return result, result.contiguous()
+
+    x = (torch.randn(2, 70, 147) * 9).to(dtype).mT
+    target = record(fn, x.clone())
+    assert "stored0" in target.render(target.programs[0], Config()).files["kernels.cpp"]
+    for dynamic in (False, True):
+        torch.compiler.reset()
+        ours, theirs = x.clone(), x.clone()
+        found = torch.compile(fn, backend="cpugraph", dynamic=dynamic)(ours)
+        torch.testing.assert_close(found, fn(theirs), rtol=0, atol=0)
+        assert torch.equal(ours, theirs)
+
+
 # ---- rows in planes ------------------------------------------------------------------------------
 
 

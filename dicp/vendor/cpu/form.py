@@ -128,6 +128,8 @@ class Transposed(HostForm):
     """Whether the kernel only copies a transposed tensor: tiles are transposed in registers."""
     staged: tuple[Access, ...] = ()
     """Reads that are transposed into a tile of their own first."""
+    stored: tuple[Access, ...] = ()
+    """Stores to a tile of their own, which is transposed afterwards."""
     streams: bool = False
     """Whether a copy's stores are non-temporal."""
 

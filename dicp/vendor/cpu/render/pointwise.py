@@ -96,6 +96,7 @@ class TransposedWriter(Loops[Transposed]):
             ]
             place = f"({crossing.key} - tile0) * {width} + {last.key} - tile1"
             self.staged[ref, index] = f"{name}[{place}]"
+        ends = self._stored_tiles(part, base)
         row_scope = self.push([crossing], base.indent + 1)
         pragma = [f"{margin(row_scope.indent)}#pragma omp simd"]
         bounds = ("tile1", "end1")
@@ -103,8 +104,25 @@ class TransposedWriter(Loops[Transposed]):
         self.pop(row_scope)
         return [
             *base.lines, f"{margin(base.indent)}{self._for_header(crossing, ('tile0', 'end0'))} {{",
-            *row_scope.lines, *loop, f"{margin(base.indent)}}}",
+            *row_scope.lines, *loop, f"{margin(base.indent)}}}", *ends,
         ]  # fmt: skip
+
+    def _stored_tiles(self, part: Range, base: Scope) -> list[str]:
+        """Declares the tiles of transposed stores; their transposes, which follow the loops."""
+        crossing, last = self.form.crossing, self.kernel.parallel[-1]
+        (height, width), pad = self.form.extents, margin(base.indent)
+        own = {(s.ref, s.index) for s in part.stmts if isinstance(s, Store)}
+        ends = []
+        for number, (ref, index) in enumerate(at for at in self.form.stored if at in own):
+            name, (start, step) = f"stored{number}", self._start(index, crossing, last)
+            base.lines.append(pad + self._array(ref.dtype, name, height * width, stored=True))
+            place = f"({crossing.key} - tile0) * {width} + {last.key} - tile1"
+            self.lane_places[ref, index] = f"{name}[{place}]"
+            ends.append(
+                f"{pad}d_transpose({name}, {width}, {self.arg(ref)} + ({start}), {step}, "
+                "end1 - tile1, end0 - tile0);"
+            )
+        return ends
 
     def _copy(self, part: Range, base: Scope) -> list[str]:
         """One tile of a kernel that only copies a transposed tensor."""

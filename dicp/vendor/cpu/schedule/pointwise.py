@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TypeAlias
 
-from dicp.loop.ir.access import all_variables, unconditional_reads
+from dicp.loop.ir.access import Access, all_variables, unconditional_reads
 from dicp.loop.ir.expr import Masked, Read, walk
 from dicp.loop.ir.index import Index, Var
 from dicp.loop.ir.kernel import Stmt, Store
@@ -69,9 +69,11 @@ class Pointwise(Chooser):
         stmts = [s for r in ranges for s in r.stmts]
         reads = [] if small else unconditional_reads(stmts)  # else no full squares
         staged = tuple(r for r in reads if _is_transposed(r[1], crossing, last))
+        stored = () if small else _transposed_stores(stmts, crossing, last)
         return form.Transposed(
-            team, crossing=crossing, extents=(TILE, TILE), ranges=ranges, staged=staged
-        )
+            team, crossing=crossing, extents=(TILE, TILE), ranges=ranges, staged=staged,
+            stored=stored,
+        )  # fmt: skip
 
 
 def _cases(stmts: Sequence[Stmt], loops: Sequence[Var]) -> tuple[list[Case], Sequence[Stmt]]:
@@ -129,6 +131,18 @@ def _is_transposed_copy(stmts: Sequence[Stmt], crossing: Var, last: Var) -> bool
     assert isinstance(source, Read)
     read = _is_transposed(source.index, crossing, last)
     return read and _is_transposed(store.index, last, crossing)
+
+
+def _transposed_stores(stmts: Sequence[Stmt], crossing: Var, last: Var) -> tuple[Access, ...]:
+    """The transposed stores that may follow those of all other points of a tile."""
+    reads = {(e.ref, e.index) for s in stmts for e in walk(s.value) if isinstance(e, Read)}
+    stores = [s for s in stmts if isinstance(s, Store)]
+    places = [*reads, *((s.ref, s.index) for s in stores)]
+    return tuple(
+        (s.ref, s.index) for s in stores
+        if not s.op and _is_transposed(s.index, crossing, last)
+        and all(at == (s.ref, s.index) for at in places if at[0].root is s.ref.root)
+    )  # fmt: skip
 
 
 def _is_transposed(index: Index, along: Var, over: Var) -> bool:
