@@ -477,6 +477,25 @@ def soft_margin_loss_backward(
     return (result / x.numel() if reduction == 1 else result).to(x.dtype)
 
 
+def weight_norm(v: Tensor, g: Tensor, dim: int = 0) -> Any:
+    """v g / |v| and |v|, rounded once; PyTorch's own decomposition rounds the quotient, too, and
+    takes the norm over all of a vector."""
+    others = [i for i in range(v.dim()) if i != dim]
+    wide = v.to(opmath_dtype(v.dtype))
+    norms = torch.linalg.vector_norm(wide, 2, others, keepdim=True) if others else wide.abs()
+    saved = torch.float32 if g.dtype == torch.bfloat16 else g.dtype
+    return (wide * (g / norms)).to(v.dtype), norms.to(saved)
+
+
+def weight_norm_backward(grad: Tensor, v: Tensor, g: Tensor, norms: Tensor, dim: int) -> Any:
+    """The gradients of v g / |v|, of which PyTorch decomposes the forward operator alone."""
+    others = [i for i in range(v.dim()) if i != dim]
+    wide = v.to(opmath_dtype(v.dtype))
+    products = grad * wide
+    of_g = (products.sum(others, keepdim=True) if others else products) / norms
+    return ((grad - wide / norms * of_g) * (g / norms)).to(v.dtype), of_g.to(g.dtype)
+
+
 OWN: dict[Any, Callable[..., Any]] = {
     **CELLS,
     aten.upsample_linear1d.default: interpolate_linearly,
@@ -494,6 +513,8 @@ OWN: dict[Any, Callable[..., Any]] = {
     aten.native_dropout_backward.default: native_dropout_backward,
     aten.smooth_l1_loss_backward.default: smooth_l1_loss_backward,
     aten.soft_margin_loss_backward.default: soft_margin_loss_backward,
+    aten._weight_norm_interface.default: weight_norm,
+    aten._weight_norm_interface_backward.default: weight_norm_backward,
     aten._efficientzerotensor.default: torch.zeros,
     aten.eye.default: _eye,
     aten.eye.m: _eye,

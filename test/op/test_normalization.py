@@ -29,6 +29,22 @@ CASES = [
         (37,),
         dtypes=FLOATS,
     ),
+    *(
+        op(
+            f"weight_norm_{name}",
+            lambda v, g, dim=dim: torch._weight_norm(v, g, dim),
+            T(shape, grad=len(shape) > 1),  # the gradient of a vector's sign is 0: all rounding
+            T(norms, low=0.5, high=2),
+            dtypes=REDUCED_FLOATS,
+            expect="native",
+        )
+        for name, shape, norms, dim in (
+            ("rows", (6, 37), (6, 1), 0),
+            ("kernel", (4, 5, 3), (4, 1, 1), 0),
+            ("columns", (6, 37), (1, 37), 1),
+            ("vector", (37,), (37,), 0),
+        )
+    ),
     op("layer_norm_plain", lambda x: F.layer_norm(x, x.shape[-1:]), (6, 37), layouts=LAYOUTS),
     op(
         "layer_norm_two_dims",
