@@ -48,9 +48,9 @@ LIBMVEC = {
 TWO_FUNCTIONS = ("-fno-builtin-sinf", "-fno-builtin-cosf")
 """g++ makes sine and cosine of one value a call of sincosf, and the loop around it stays scalar."""
 NO_GATHER = ("-mtune-ctrl=^use_gather,^use_gather_4parts,^use_gather_2parts",)
-"""g++ 12 gathers with instructions on AMD's Zen 3 and later, unlike versions before and after it,
-though loads of single elements are faster: 2048x512 float32 from rows of 1024 take 0.18 of the
-time, and 0.8 of it where the rows are in the L1 cache."""
+"""g++ 12 gathers with instructions on AMD's Zen 4, though loads of single elements are faster:
+2048x512 float32 from rows of 1024 take 0.18 of the time, and 0.8 of it where the rows are in the
+L1 cache."""
 CAUTIOUS_FLAGS = ("-O1", "-fno-tree-vectorize", "-fno-openmp-simd")
 """For code that crashes the compiler's vectorizer."""
 TARGET = "cpu"
