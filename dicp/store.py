@@ -273,7 +273,10 @@ def _check_mark(root: int) -> None:
     for _ in range(2):  # another process may mark it between the two checks
         with contextlib.suppress(FileNotFoundError):
             if not _is_marked(root):
-                raise Untrusted(f"{MARK} in it is not that of this format")
+                raise Untrusted(
+                    f"{MARK} in it is not that of this format (delete the folder if it is a cache "
+                    "of dicp's)"
+                )
             return
         if all(map(_UNFINISHED_MARK.fullmatch, os.listdir(root))):
             unfinished = f"{MARK}.{secrets.token_hex(16)}"

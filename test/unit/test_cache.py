@@ -944,7 +944,8 @@ def test_a_folder_without_the_mark_is_refused(folder: Path) -> None:
 def test_the_mark_of_another_format_is_refused(cache: Cache, folder: Path, mark: bytes) -> None:
     cache.put("art", KEY, FILES)
     (folder / "CACHEDIR.TAG").write_bytes(mark)
-    assert_refused(folder, "it is not used, because CACHEDIR.TAG in it is not that of this format")
+    trouble = "it is not used, because CACHEDIR.TAG in it is not that of this format"
+    assert_refused(folder, f"{trouble} (delete the folder if it is a cache of dicp's)")
 
 
 def test_a_mark_that_was_never_finished(cache: Cache, folder: Path) -> None:
