@@ -36,7 +36,7 @@ from dicp.dynamo_bridge.decompose import (
     decompose_traces,
     decompositions_with_checks,
     keep_interpolation,
-    replace_wrong_decompositions,
+    replace_functions,
 )
 from dicp.dynamo_bridge.executables import (
     FrozenExecutable,
@@ -160,7 +160,7 @@ class Compilation(GraphCompiler):
     def capture(self, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         """Run AOTAutograd, which calls `joint_passes` and `compile_graph`; return a callable."""
         decompose_traces(self.gm)
-        replace_wrong_decompositions(self.gm)
+        replace_functions(self.gm)
         self.train = wants_gradients(example_inputs)
         return compile_graphs(self.gm, example_inputs, self)
 

@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import fx
 
+from dicp import torch_private
 from dicp.domains import DOMAINS, outside_domain
 from dicp.dynamo_bridge.checked_values import CHECKED_VALUES, with_assertions
 from dicp.dynamo_bridge.interpolation import gradients_of, interpolate
@@ -42,6 +43,7 @@ from dicp.dynamo_bridge.own_decompositions import (
     ndtr,
     no_dropout,
     of_last_nan,
+    pad,
     spaced_in_float64,
     unless_empty,
     unless_of_one_row,
@@ -289,12 +291,14 @@ REPLACED: dict[Any, tuple[Callable[..., Any], int, frozenset[str]]] = {
         multi_margin_loss, 5, frozenset({"p", "margin", "weight", "reduction"}),
     ),
     torch.special.ndtr: (ndtr, 1, frozenset()),
+    torch_private.pad: (pad, 4, frozenset({"mode", "value"})),
 }  # fmt: skip
 """Function -> ours, the most positional and the names of the keyword arguments that ours takes."""
 
 
-def replace_wrong_decompositions(gm: fx.GraphModule) -> None:
-    """Call ours, in Dynamo's graph, in place of a function that tracing decomposes wrongly."""
+def replace_functions(gm: fx.GraphModule) -> None:
+    """Call ours, in Dynamo's graph, in place of a function that tracing decomposes wrongly, or to
+    operators that take longer."""
     replacements: dict[fx.Node, Callable[..., Any]] = {}
     for function, (ours, most, named) in REPLACED.items():
         for node in gm.graph.find_nodes(op="call_function", target=function):

@@ -229,6 +229,24 @@ def multi_margin_loss(
     return _reduced(loss, target.shape, reduction)
 
 
+def pad(
+    x: Tensor, sizes: Sequence[int], mode: str = "constant", value: float | None = None
+) -> Tensor:
+    """torch.nn.functional.pad; circular padding is a concatenation.
+
+    Tracing makes it copies of slices into a tensor, one after another.
+    """
+    if mode != "circular" or any(size < 0 for size in sizes) or not any(sizes):
+        return torch_private.pad(x, sizes, mode, value)
+    for k in range(len(sizes) // 2):
+        dim, (left, right) = -1 - k, sizes[2 * k : 2 * k + 2]
+        n = x.shape[dim]
+        before = [x.narrow(dim, n - left, left)] if left else []
+        after = [x.narrow(dim, 0, right)] if right else []
+        x = torch.cat([*before, x, *after], dim)
+    return x.contiguous()
+
+
 def _for_loss(x: Tensor) -> Tensor:
     """`x` in float32 under autocast, which computes losses of 16-bit values in it."""
     is_cast = x.dtype in REDUCED_FLOATS and torch.is_autocast_enabled(x.device.type)

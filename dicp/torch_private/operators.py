@@ -30,6 +30,8 @@ ATTENTION_BACKWARD: Final = (
 
 _ORIGINAL: Final = "_dicp_original"
 grouped_mm = torch._grouped_mm
+pad: Final = torch._C._nn.pad
+"""What torch.nn.functional.pad calls."""
 
 
 def flex_attention_by_definition(*args: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
