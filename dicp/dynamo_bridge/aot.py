@@ -98,6 +98,7 @@ def _compile_in_stages(
         run, writes = slot.loaded, slot.writes
         if run is None:
             compiler.before_capture()
+            torch_private.count_capture()
             expose_flex_attention(torch_private.graph_module_of(gm))
             stack.enter_context(torch_private.disable_compiled_autograd())
             state = torch_private.create_aot_state(

@@ -8,6 +8,7 @@ from typing import Any, Final
 
 import torch
 from torch import fx
+from torch._dynamo.utils import counters
 from torch._functorch import config as functorch_config
 from torch._functorch._aot_autograd import graph_compile
 from torch._functorch._aot_autograd.runtime_wrappers import make_runtime_safe
@@ -17,6 +18,7 @@ from torch._functorch.aot_autograd import (
     prepare_aot_module_simplified,
 )
 from torch._functorch.partitioners import min_cut_rematerialization_partition
+from torch._guards import TracingContext
 from torch._inductor.output_code import OutputCode
 from torch._inductor.utils import BoxedBool
 from torch._logging._internal import log_state, trace_log
@@ -75,7 +77,13 @@ else:
 def prepare_aot(
     gm: Any, inputs: Any, decompositions: dict[Any, Any], keep_input_mutations: bool
 ) -> Sequence[Any]:
-    """AOTAutograd's preparation before capture; the last result is empty before 2.12."""
+    """AOTAutograd's preparation before capture; the last result is empty before 2.12.
+
+    DDPOptimizer runs each bucket with fake tensors first. These run in eager, so that the first run
+    of compiled code is a real one.
+    """
+    if context := TracingContext.try_get():
+        context.fakify_first_call = False
     known = inspect.signature(prepare_aot_module_simplified).parameters
     older = (None,) if "boxed_forward_device_index" in known else ()
     found: Sequence[Any] = prepare_aot_module_simplified(
@@ -83,6 +91,12 @@ def prepare_aot(
         force_non_lazy_backward_lowering=functorch_config.force_non_lazy_backward_lowering,
     )  # fmt: skip
     return found if not older else (*found, [])
+
+
+def count_capture() -> None:
+    """Count a graph that AOTAutograd captures: DDPOptimizer keeps the metadata of a bucket for the
+    compilation of its backward graph if this counter changed."""
+    counters["aot_autograd"]["total"] += 1
 
 
 def overwritten_inputs(metadata: Any) -> list[int]:

@@ -202,3 +202,25 @@ def test_distributed_tensors_are_taken_and_returned(backend: str, mesh: dist.Dev
     assert ours.grad is not None
     expected = x.t() @ (x @ weight > 0).float()
     torch.testing.assert_close(ours.grad.full_tensor(), expected)
+
+
+class Layers(nn.Sequential):
+    """Dynamo compiles no `forward` that PyTorch itself defines, called from DDP's."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x).sin()
+
+
+@BACKENDS
+@pytest.mark.usefixtures("mesh")
+def test_distributed_data_parallel_splits_a_graph_into_buckets(backend: str) -> None:
+    layers = Layers(*[nn.Linear(600, 600) for _ in range(3)])
+    x = torch.randn(2, 600)
+    layers(x).sum().backward()
+    expected = [parameter.grad for parameter in layers.parameters()]
+    for _ in range(2):  # the second finds stored results
+        torch.compiler.reset()
+        layers.zero_grad(set_to_none=True)
+        model = nn.parallel.DistributedDataParallel(layers, bucket_cap_mb=1)
+        torch.compile(model, backend=backend)(x).sum().backward()
+        torch.testing.assert_close([parameter.grad for parameter in layers.parameters()], expected)
