@@ -94,8 +94,7 @@ class TransposedWriter(Loops[Transposed]):
                 f"{margin(base.indent)}d_transpose({self.arg(ref)} + ({start}), {stride}, "
                 f"{name}, {width}, end0 - tile0, end1 - tile1);",
             ]
-            place = f"({crossing.key} - tile0) * {width} + {last.key} - tile1"
-            self.staged[ref, index] = f"{name}[{place}]"
+            self.staged[ref, index] = self._in_tile(name)
         ends = self._stored_tiles(part, base)
         row_scope = self.push([crossing], base.indent + 1)
         pragma = [f"{margin(row_scope.indent)}#pragma omp simd"]
@@ -116,13 +115,17 @@ class TransposedWriter(Loops[Transposed]):
         for number, (ref, index) in enumerate(at for at in self.form.stored if at in own):
             name, (start, step) = f"stored{number}", self._start(index, crossing, last)
             base.lines.append(pad + self._array(ref.dtype, name, height * width, stored=True))
-            place = f"({crossing.key} - tile0) * {width} + {last.key} - tile1"
-            self.lane_places[ref, index] = f"{name}[{place}]"
+            self.lane_places[ref, index] = self._in_tile(name)
             ends.append(
                 f"{pad}d_transpose({name}, {width}, {self.arg(ref)} + ({start}), {step}, "
                 "end1 - tile1, end0 - tile0);"
             )
         return ends
+
+    def _in_tile(self, name: str) -> str:
+        """The element of the array `name`, which holds a tile, at a point of the loops."""
+        crossing, last = self.form.crossing, self.kernel.parallel[-1]
+        return f"{name}[({crossing.key} - tile0) * {self.form.extents[1]} + {last.key} - tile1]"
 
     def _copy(self, part: Range, base: Scope) -> list[str]:
         """One tile of a kernel that only copies a transposed tensor."""
