@@ -1108,6 +1108,34 @@ def test_elements_of_16_bits_are_selected_unconverted(name: str, dtype: torch.dt
     assert torch.equal(found.view(torch.int16), MOVES[name](x).view(torch.int16))
 
 
+def test_the_maximum_of_a_window_is_converted_once() -> None:
+    """Its values are compared: to choose among their bits, too, would be done twice."""
+    x = torch.randn(2, 16, 9, 10).to(BF16).contiguous(memory_format=torch.channels_last)
+
+    def pooled(x: Tensor) -> Tensor:
+        return torch.nn.functional.max_pool2d(x, 3, 2, 1)
+
+    text = text_of(pooled, x)
+    assert "int16_t" not in text
+    assert torch.equal(compiled(pooled)(x), pooled(x))
+
+
+@pytest.mark.parametrize(("kernel", "step"), [(2, 2), (3, 2), (3, 1), (2, 3)])
+def test_gradients_of_maxima_of_channels_last_images_are_gathered(kernel: int, step: int) -> None:
+    """Equal maxima and NaN included; a point outside of all windows has no gradient."""
+    x = torch.randint(-2, 3, (2, 16, 11, 12)).float().contiguous(memory_format=torch.channels_last)
+    x[0, :, 3, 4] = float("nan")
+    args = [kernel], [step], [kernel // 2], [1], False
+    y, index = torch.ops.aten.max_pool2d_with_indices(x, *args)
+
+    def gradient(g: Tensor, x: Tensor, index: Tensor) -> Tensor:
+        return torch.ops.aten.max_pool2d_with_indices_backward(g, x, *args, index)
+
+    g = torch.randn_like(y)
+    assert "d_check_index" not in text_of(gradient, g, x, index)
+    torch.testing.assert_close(compiled(gradient)(g, x, index), gradient(g, x, index))
+
+
 @pytest.mark.parametrize("dtype", [torch.int64, torch.int8, torch.bool], ids=str)
 def test_counts_are_added_up_one_after_another(dtype: torch.dtype) -> None:
     x = torch.randint(0, 2, (7, 300)).to(dtype)

@@ -37,13 +37,22 @@ class Store:
 
     @property
     def is_move(self) -> bool:
-        """Whether it stores one of several elements and numbers: the bits need no conversion."""
-        values = [self.value]
+        """Whether it stores one of several elements and numbers: the bits need no conversion.
+
+        False where a choice depends on what another one gives, as in the maximum of a window: both
+        are made as values, and one conversion takes less time than making them as bits once more.
+        """
+        values, tests = [self.value], []
         for value in values:
             if value.op in ("where", "masked"):
+                tests.append(value.args[0])
                 values += [arg for arg in value.args[1:] if arg not in values]
         moved = ("where", "masked", "read", "const")
-        return not self.op and all(v.op in moved and v.dtype == self.ref.dtype for v in values)
+        if self.op or any(v.op not in moved or v.dtype != self.ref.dtype for v in values):
+            return False
+        seen: set[Expr] = set()
+        tested = {e for test in tests for e in ir.walk(test, seen)}
+        return not any(v.op == "where" and v in tested for v in values)
 
 
 @dataclass(frozen=True, eq=False)

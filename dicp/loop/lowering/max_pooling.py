@@ -49,6 +49,9 @@ aten = torch.ops.aten
 MAX_POOLING = RuleTable()
 
 
+NO_INDEX = -2
+"""An index that no window has: an empty window has -1."""
+
 Found = tuple[Expr, Expr]
 """A partial maximum: its value and its index."""
 
@@ -60,6 +63,12 @@ def _tree(larger: Callable[[Found, Found], Found], parts: list[Found]) -> Found:
         pairs = [larger(a, b) for a, b in zip(parts[::2], parts[1::2], strict=False)]
         parts = pairs + parts[2 * len(pairs) :]
     return parts[0]
+
+
+def _in_int32(sizes: Sequence[Size]) -> bool:
+    """Whether flat indices into `sizes` fit int32."""
+    points = product(sizes)
+    return isinstance(points, int) and points <= torch.iinfo(torch.int32).max
 
 
 def maximum_with_index(
@@ -79,6 +88,7 @@ def maximum_with_index(
         return maximum_by_reductions(lw, x, windows)
     strides = contiguous_strides(x.shape[-n:])
     start = identity_of("max", x.dtype)
+    narrow = torch.int32 if _in_int32(x.shape[-n:]) else dtype  # vectors hold twice as many
 
     def point(idx: Sequence[Index], k: Sequence[Index]) -> tuple[Expr, list[Index], Expr | None]:
         """The value at window point `k`, its coordinates, and the test that it is inside, if any.
@@ -97,8 +107,8 @@ def maximum_with_index(
 
     def counted(idx: tuple[Index, ...], k: tuple[Index, ...]) -> Found:
         item, places, test = point(idx, k)
-        here = ir.index_value(flatten(places, strides), dtype)
-        return item, here if test is None else select(test, here, const(-1, dtype))
+        here = ir.index_value(flatten(places, strides), narrow)
+        return item, here if test is None else select(test, here, const(-1, narrow))
 
     def larger(a: Found, b: Found) -> Found:
         """The larger of two adjacent partial maxima (value, index); index -1 marks an empty one."""
@@ -115,7 +125,7 @@ def maximum_with_index(
 
     shape = (*x.shape[:-n], *(w.out for w in windows))
     values = lw.pointwise(shape, x.dtype, lambda idx: running(idx)[0])
-    return values, lw.pointwise(shape, dtype, lambda idx: running(idx)[1])
+    return values, lw.pointwise(shape, dtype, lambda idx: cast(running(idx)[1], dtype))
 
 
 def maximum_by_columns(lw: Lowering, x: Value, windows: Sequence[AnyWindow]) -> tuple[Value, Value]:
@@ -123,10 +133,8 @@ def maximum_by_columns(lw: Lowering, x: Value, windows: Sequence[AnyWindow]) -> 
     while windows begin anywhere in a row. (Adaptive pooling of rows in memory.)"""
     *outer, last = windows
     counts = [count for count in (w.taps() for w in windows) if isinstance(count, int)]
-    points = product(x.shape[-len(windows) :])
-    fits = isinstance(points, int) and points <= torch.iinfo(torch.int32).max
-    fits = fits and len(counts) == len(windows) and math.prod(counts) <= MAX_ARGMAX
-    if not fits or math.prod(counts[:-1]) == 1:
+    known = len(counts) == len(windows) and math.prod(counts) <= MAX_ARGMAX
+    if not known or not _in_int32(x.shape[-len(windows) :]) or math.prod(counts[:-1]) == 1:
         return maximum_with_index(lw, x, windows)
     columns = [*outer, Window(1, 1, 0, 1, last.size, last.size)]
     found = maximum_with_index(lw, x, columns, torch.int32)
@@ -247,24 +255,25 @@ def _chosen_windows(
         at_windows = zip(windows, over, strict=True)
         o = [*lead, *(clamped(ir.index_value(o), w.out) for w, o in at_windows)]
         here = ir.index_value(flatten(at, strides), index.dtype)
-        hit = all_of([*inside, compare("eq", index.at(o), here)])
-        assert hit is not None
-        return select(hit, cast(g.at(o), dtype), 0)
+        test = all_of(inside)
+        assert test is not None
+        # The test of the window doesn't depend on the channel: loops over channels compare once.
+        expected = select(test, here, const(NO_INDEX, index.dtype))
+        return select(compare("eq", index.at(o), expected), cast(g.at(o), dtype), 0)
 
     total = summed(lw, x.shape, [w.covering() for w in windows], dtype, term)
     return lw.cast(total, x.dtype)
 
 
 def _gathers(lw: Lowering, windows: Sequence[Window]) -> bool:
-    """Whether the gradient gathers: on the host, few windows of stride 1 of channels-last images,
+    """Whether the gradient gathers: on the host, where few windows of channels-last images overlap,
     whose channels fill vectors."""
     if any(w.dilation != 1 for w in windows):
         return False
-    like, points = lw.meta(), product(w.size for w in windows)
-    adjacent = all(w.stride == 1 for w in windows) and like.stride(1) == 1
+    like = lw.meta()
     few = math.prod(w.covering() for w in windows) <= MAX_GATHERED
-    short = isinstance(points, int) and points <= torch.iinfo(torch.int32).max
-    return lw.gathers_windows or (like.device.type == HOST and adjacent and few and short)
+    on_host = like.device.type == HOST and like.stride(1) == 1 and few
+    return lw.gathers_windows or (on_host and _in_int32([w.size for w in windows]))
 
 
 def scatter_to_chosen(
