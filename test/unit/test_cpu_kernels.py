@@ -1086,6 +1086,19 @@ def test_a_slice_with_a_step_is_replaced_without_conditions(
     assert torch.equal(compiled(replaced)(x, y), replaced(x, y))
 
 
+@pytest.mark.parametrize(("columns", "divided"), [(2, False), (8, False), (31, False), (37, True)])
+def test_scattered_rows_are_divided_in_vectors(columns: int, divided: bool) -> None:
+    """Threads own no range of a row that would fill no vector: one of them adds narrow rows."""
+    x, index = torch.randn(300, columns), torch.randint(0, 20, (300,))
+
+    def added(x: Tensor, index: Tensor) -> Tensor:
+        return torch.zeros(20, columns).index_add(0, index, x.exp())
+
+    text = text_of(added, x, index)
+    assert ("d_strips" in text) is divided and "#pragma omp simd" in text.partition("index_add")[2]
+    torch.testing.assert_close(compiled(added)(x, index), added(x, index))
+
+
 BITS = torch.arange(-(2**15), 2**15, dtype=torch.int16).reshape(256, 256)
 MOVES: dict[str, Callable[[Tensor], Tensor]] = {
     "tril": torch.tril,

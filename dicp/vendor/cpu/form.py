@@ -160,8 +160,10 @@ class Epilogue:
 
 @dataclass(frozen=True, eq=False)
 class Scattered(HostForm):
-    """Stores that may collide; if `owned`, each thread owns a range of the last loop."""
+    """Stores that may collide, but not along the last loop if `distinct`; if `owned`, each thread
+    owns a range of that."""
 
+    distinct: bool = False
     owned: bool = False
     epilogue: Epilogue | None = None
     """Of a scatter whose first loop is over rows of sums."""

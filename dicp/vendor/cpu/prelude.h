@@ -115,8 +115,8 @@ d_inline int64_t d_chunks() {
 }
 // Strips of an axis of `size` elements that threads divide, each of a vector's width or more.
 d_inline int64_t d_strips(int64_t size) {
-  const int64_t threads = d_threads(), most = size / 16;
-  return threads <= 4 || most <= 4 ? 4 : threads < most ? threads : most;
+  const int64_t wanted = d_threads() > 4 ? d_threads() : 4, most = size > 16 ? size / 16 : 1;
+  return wanted < most ? wanted : most;
 }
 // Number of partial sums of a sum over rows: at least one per thread, and few rows in each, because
 // the rounding error grows with the rows of a partial sum.

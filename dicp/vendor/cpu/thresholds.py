@@ -127,6 +127,8 @@ PREFETCH_BYTES = 1 << 14
 
 # ---- scatters -------------------------------------------------------------------------------
 
+MIN_OWNED = 16
+"""Fewest elements of each row of a scatter that a thread owns: shorter ranges fill no vector."""
 MIN_SORTED_ROW = 64
 """Elements of a row from which sorting rows by destination pays."""
 MAX_DESTINATIONS_PER_ROW = 8

@@ -45,7 +45,7 @@ class ScatteredWriter(RowsOfSums[Scattered]):
         indent = 2 if owned else 1
         scope = self.push(outer, indent + len(outer))
         bounds = ("low", "high") if owned else None
-        pragma = [f"{margin(scope.indent)}#pragma omp simd"] if owned else []
+        pragma = [f"{margin(scope.indent)}#pragma omp simd"] if self.form.distinct else []
         loop = self._inner_loop(self.kernel.stmts(), last, scope.indent, pragma, bounds)
         lines = self._nest(outer, [*scope.lines, *loop], indent)
         if owned:

@@ -19,6 +19,7 @@ from dicp.vendor.cpu.schedule.chooser import Chooser
 from dicp.vendor.cpu.thresholds import (
     MAX_DESTINATIONS_PER_ROW,
     MIN_DESTINATIONS,
+    MIN_OWNED,
     MIN_SORTED_ROW,
     PARALLEL_COST,
     ROWS_AT_ONCE,
@@ -36,9 +37,10 @@ class Scatter(Chooser):
         if by_destination is not None:
             return by_destination
         last, stores = rows[-1], self.kernel.stores()
-        owned = last.size != 1 and all(is_along(s.index, last) for s in stores)
+        distinct = last.size != 1 and all(is_along(s.index, last) for s in stores)
+        owned = distinct and not (isinstance(last.size, int) and last.size < 2 * MIN_OWNED)
         apart = not owned and len(rows) > 1 and rows_apart(self.kernel)
-        return form.Scattered(self.team(rows) if owned or apart else None, owned)
+        return form.Scattered(self.team(rows) if owned or apart else None, distinct, owned)
 
     def by_destination(self, always: bool = False) -> form.ByDestination | None:
         """The form of sums of whole rows into indexed rows; None for others, and where sorting rows
