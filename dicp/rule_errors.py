@@ -31,9 +31,11 @@ T = TypeVar("T")
 
 
 class InvalidResult(Exception):
-    """What a rule returns is not what eager gives; `naming_rule` makes a RuleError of it."""
+    """What a rule returns is not what eager gives; `naming_rule` makes a RuleError of it.
+    `meaning`: the meaning of the graph operator that made the result."""
 
-    def __init__(self, result: Any, fake: Any) -> None:
+    def __init__(self, result: Any, fake: Any, meaning: str = "") -> None:
+        self.meaning = meaning
         given, wanted = described(result), described(fake)
         given = f"a {type(result).__name__}, no Value," if given == wanted else given
         super().__init__(f"returns {given} where eager gives {wanted}")
@@ -130,6 +132,8 @@ def _culprits(rule: str, error: Exception) -> str:
             return f"{rule}, or the prototype of {error.operator}"
         case SemanticsError():
             return f"{error.culprit}, or {rule}"
+        case InvalidResult() if error.meaning:
+            return f"{rule}, or {error.meaning}"
     return rule
 
 
@@ -152,7 +156,10 @@ def place_of(function: Callable[..., Any]) -> str:
 
 
 def line_in(error: Exception, package: str) -> str:
-    """The last line of a package where `error` passed; empty if it passed none."""
+    """The last line of a package where `error` passed, or that Python cannot parse; empty if it
+    passed none."""
+    if isinstance(error, SyntaxError) and error.filename:
+        return f"{error.filename}:{error.lineno}"
     return _last_line(
         error, lambda frame: f"{frame.f_globals.get('__name__')}.".startswith(f"{package}.")
     )

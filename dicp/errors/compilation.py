@@ -7,7 +7,15 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 from dicp.errors.base import DicpError
-from dicp.errors.text import at, compiled_from, first_errors, indented, operands, sentence
+from dicp.errors.text import (
+    at,
+    compiled_from,
+    first_errors,
+    indented,
+    meaning_at,
+    operands,
+    sentence,
+)
 
 __all__ = [
     "CompilerError", "GraphRejectedError", "InferenceMismatchError", "PrototypeError", "RuleError",
@@ -158,7 +166,7 @@ class SemanticsError(DicpError):
         self.operator = operator
         self.problem = problem
         self.place = place
-        self.culprit = f"the meaning of {operator}{place and f' at {place}'}"
+        self.culprit = meaning_at(operator, place)
         super().__init__(
             f"graph operator {operator}: its meaning {problem}. Fix {self.culprit} or the "
             "operator's prototype, or report it; until then on_compile_error='eager' "

@@ -26,6 +26,11 @@ def at(user_line: str) -> str:
     return f" At: {user_line.strip()}." if user_line.strip() else ""
 
 
+def meaning_at(operator: str, place: str) -> str:
+    """The function of `Semantics` that says what a graph operator computes, and its line."""
+    return f"the meaning of {operator}{place and f' at {place}'}"
+
+
 def sentence(text: str) -> str:
     text = text.strip()
     return text if text.endswith((".", "!", "?")) else f"{text}."

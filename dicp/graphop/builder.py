@@ -16,6 +16,7 @@ import torch
 
 from dicp.dtypes import converted
 from dicp.errors import PrototypeError, SemanticsError
+from dicp.errors.text import meaning_at
 from dicp.graphop.interpreter import Semantics
 from dicp.graphop.program import Bound, Item, Node, Operand, Slot, Value
 from dicp.graphop.prototype import Prototype, check_call
@@ -152,6 +153,13 @@ class Builder(abc.ABC):
             if problem := _fault(node, prototype, results):
                 raise SemanticsError(node.kind, problem, place_of(meaning.function))
             return [r.contiguous() for r in results]
+
+    def meaning_of(self, value: Any) -> str:
+        """The meaning of the operator that made a value, with its line; empty for other values."""
+        kind = value.node.kind if isinstance(value, Value) else ""
+        if kind not in self.dialect.semantics:
+            return ""
+        return meaning_at(kind, place_of(self.dialect.semantics[kind].function))
 
     @contextlib.contextmanager
     def inferring(self) -> Iterator[None]:

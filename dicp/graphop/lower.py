@@ -239,7 +239,7 @@ class Lowering:
         pairs = zip(value.shape, fake.shape, strict=False) if alike else ()
         same = all(_may_be_same(self.builder, a, b) for a, b in pairs)
         if not alike or not same or value.ndim != fake.dim():
-            raise InvalidResult(value, fake)
+            raise InvalidResult(value, fake, self.builder.meaning_of(value))
         return Entry(fake, value=value)
 
     def _base(self, node: fx.Node) -> Entry | None:

@@ -162,6 +162,10 @@ BROKEN = {
         lambda: 1 // 0,
         rf"loading it raises ZeroDivisionError: .*, at {re.escape(__file__)}:\d+\. Fix",
     ),
+    "unparsed": (
+        lambda: exec(compile("\n\n(", "chip/rules.py", "exec")),
+        r"loading it raises SyntaxError: '\(' was never closed .*, at chip/rules\.py:3\. Fix",
+    ),
 }
 
 

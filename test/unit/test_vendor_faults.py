@@ -150,6 +150,22 @@ def test_a_faulty_meaning_of_an_operator_is_named_before_the_shared_rule(
     assert said in str(caught.value), str(caught.value)
 
 
+def test_a_meaning_of_the_wrong_sizes_is_named_beside_the_rule(
+    target: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def keeps_dims(x: Any, axes: Any, keep_dims: bool = False) -> Any:
+        return x.sum(axes, keepdim=True)
+
+    if target.name == NAMES["graph"]:
+        semantics = importlib.import_module(f"{target.name}_dicp.operators").SEMANTICS
+        meaning = Meaning(keeps_dims, frozenset({"axes"}))
+        monkeypatch.setitem(semantics._table, "ReduceSum", meaning)
+        with pytest.raises(Exception, match=r"returns float32\[2, 1\] where eager") as caught:
+            compiled(target, lambda x: x.sum(1))(torch.randn(2, 3))
+        line = keeps_dims.__code__.co_firstlineno
+        assert f", or the meaning of ReduceSum at {__file__}:{line}, or rep" in str(caught.value)
+
+
 def test_a_rule_with_too_few_results_is_named(target: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     with_rule(target, aten.sort.default, lambda b, x, *rest: [x], monkeypatch)
     problem = r"aten.sort.default\(torch.float32\[5\]\) returns 1 results where eager gives 2"
