@@ -211,5 +211,5 @@ class _Reader:
 
 def _unknown(what: str, given: str, known: Sequence[str]) -> str:
     near = nearest(given, known)
-    hint = f"; did you mean {near!r}?" if near else ""
+    hint = f"; did you mean {near!r}?" if near else "."
     return f"unknown {what} {given!r}{hint} There are: {', '.join(known)}"

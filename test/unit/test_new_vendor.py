@@ -18,6 +18,7 @@ from support.forked import COMPILER, Server
 from typer.testing import CliRunner
 
 from dicp.cli import app
+from dicp.conformance.configuration import Configuration
 from dicp.discovery import target_name
 from dicp.dynamo_bridge.decompose import MUTATING
 from dicp.errors import NewVendorError, TargetNotFoundError
@@ -267,6 +268,15 @@ def test_a_package_that_cannot_be_written_is_refused(
     with pytest.raises(NewVendorError, match=problem):
         new_vendor(name, "loop", tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["something"]
+
+
+def test_the_configuration_of_pytorch_s_tests_is_one_that_they_read(tmp_path: Path) -> None:
+    (file,) = (f for f in new_vendor("outside", "loop", tmp_path) if f.name == "device_config.toml")
+    file.write_text(re.sub(r"^# (?=\w+ = |\[)", "", file.read_text(), flags=re.M))
+    found = Configuration.read(file)
+    assert found.dtypes == ("float32", "int64") and found.samples == 4
+    assert [skip.operator for skip in found.skips] == ["linalg.svd"]
+    assert [(one.rtol, one.atol) for one in found.tolerances] == [(1e-4, 1e-5)]
 
 
 def test_decompositions_that_write_are_known() -> None:
