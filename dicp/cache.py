@@ -220,10 +220,11 @@ class Cache:
         held = self._memory or {}
         self._memory = {at: files for at, files in held.items() if kinds and at[0] not in kinds}
         removed: list[Found] = []
+        trouble = ""
         for store, _ in self._readable():
             found = [each for each in store.scan() if not kinds or each.kind in kinds]
-            removed += self._remove(store, found)
-        return self._info(removed)
+            trouble = _remove(store, found, removed) or trouble
+        return self._info(removed, trouble)
 
     def gc(self, max_bytes: int | None = None) -> CacheInfo:
         """Remove the least recently used entries until at most `max_bytes` (the configured cap)
@@ -343,22 +344,16 @@ class Cache:
                         continue
                     evicted.append(entry)
                     excess -= entry.bytes
-                return self._info(self._remove(store, evicted))
-        except (OSError, NotImplementedError, Timeout):  # another process collects, or none can
-            return self._info(())
+                removed: list[Found] = []
+                trouble = _remove(store, evicted, removed)
+                return self._info(removed, trouble)
+        except Timeout:
+            return self._info((), "another process is removing entries")
+        except (OSError, NotImplementedError) as error:
+            reason = reason_of(error) if isinstance(error, OSError) else "no locks here"
+            return self._info((), f"entries cannot be removed: {reason}")
 
-    def _remove(self, store: Store, entries: Sequence[Found]) -> list[Found]:
-        removed = []
-        for entry in entries:
-            try:
-                store.discard(entry.kind, entry.key)
-            except OSError as error:
-                self._degrade(f"it cannot be written: {reason_of(error)}")
-                break
-            removed.append(entry)
-        return removed
-
-    def _info(self, found: Iterable[Found]) -> CacheInfo:
+    def _info(self, found: Iterable[Found], trouble: str = "") -> CacheInfo:
         kinds: dict[str, list[Found]] = {}
         for entry in found:
             kinds.setdefault(entry.kind, []).append(entry)
@@ -366,13 +361,24 @@ class Cache:
             KindInfo(kind, len(group), sum(entry.bytes for entry in group))
             for kind, group in sorted(kinds.items())
         )
-        return CacheInfo(self.folder, tuple(rows), self.trouble)
+        return CacheInfo(self.folder, tuple(rows), self.trouble or trouble)
 
 
 @functools.lru_cache(maxsize=64)
 def _opened(folder: Path, max_bytes: int, process: int) -> Cache:
     """One Cache per folder and process: `process` keeps a fork from using its parent's."""
     return Cache(folder, max_bytes)
+
+
+def _remove(store: Store, entries: Sequence[Found], removed: list[Found]) -> str:
+    """Moves entries to `removed`, up to the first that cannot be; returns why it cannot."""
+    for entry in entries:
+        try:
+            store.discard(entry.kind, entry.key)
+        except OSError as error:
+            return f"entries cannot be removed: {reason_of(error)}"
+        removed.append(entry)
+    return ""
 
 
 def _check_names(kind: str, key: str, *names: str) -> None:

@@ -222,9 +222,8 @@ def cache_info() -> None:
 
 @cache_app.command("clear")
 def cache_clear() -> None:
-    """Remove every entry."""
-    removed = Cache.open(Config.from_env()).clear()
-    _print_cache(Text(f"removed from {removed.folder}"), removed)
+    """Remove every entry. Fails if entries are left."""
+    _print_removed(Cache.open(Config.from_env()).clear())
 
 
 @cache_app.command("gc")
@@ -233,9 +232,11 @@ def cache_gc(
         int | None, typer.Option(min=0, help="Size to reach in MiB; else cache_size_mb.")
     ] = None,
 ) -> None:
-    """Remove the least recently used entries until the cache is within its size."""
-    removed = Cache.open(Config.from_env()).gc(None if max_mb is None else max_mb * 2**20)
-    _print_cache(Text(f"removed from {removed.folder}"), removed)
+    """Remove the least recently used entries until the cache is within its size.
+
+    Fails if it cannot remove them.
+    """
+    _print_removed(Cache.open(Config.from_env()).gc(None if max_mb is None else max_mb * 2**20))
 
 
 def main() -> None:
@@ -328,9 +329,20 @@ def _print_cache(heading: Text, info: CacheInfo) -> None:
     console.print(table)
 
 
+def _print_removed(removed: CacheInfo) -> None:
+    _print_cache(Text(f"removed from {removed.folder}{_trouble(removed)}"), removed)
+    if removed.trouble:
+        raise typer.Exit(1)
+
+
 def _cache_line(info: CacheInfo) -> Text:
-    trouble = f" ({info.trouble})" if info.trouble else ""
-    return Text(f"cache: {info.folder}, {info.entries} entries, {_size(info.bytes)}{trouble}")
+    return Text(
+        f"cache: {info.folder}, {info.entries} entries, {_size(info.bytes)}{_trouble(info)}"
+    )
+
+
+def _trouble(info: CacheInfo) -> str:
+    return f" ({info.trouble})" if info.trouble else ""
 
 
 def _table(*columns: str, title: str | None = None) -> Table:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
+import os
 import sys
 import types
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -228,6 +231,24 @@ def test_cache_clear(cache: Cache) -> None:
     cache.put("art", key_of("a"), {"x": b"1"})
     assert "removed from" in run("cache", "clear")
     assert cache.info().entries == 0
+
+
+@pytest.mark.parametrize("command", [("clear",), ("gc", "--max-mb", "0")])
+def test_entries_that_cannot_be_removed_are_told_without_a_warning(
+    command: tuple[str, ...], cache: Cache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a file system that is mounted read-only; nothing that is compiled is lost by it."""
+
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    cache.put("art", key_of("a"), {"x": b"1"})
+    monkeypatch.setattr(os, "mkdir", refuse)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        done = CliRunner().invoke(cli.app, ["cache", *command])
+    assert done.exit_code == 1 and cache.info().entries == 1 and not cache.trouble
+    assert "(entries cannot be removed: Read-only file system)" in done.stdout
 
 
 def test_cache_gc(cache: Cache) -> None:
