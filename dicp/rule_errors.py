@@ -17,6 +17,7 @@ from torch import fx
 
 from dicp.errors import (
     DicpError,
+    DicpWarning,
     PrototypeError,
     RuleError,
     RunFailureError,
@@ -120,7 +121,7 @@ def _problem(error: Exception) -> str | None:
             return f"misuses the graph operator {error.operator}: {error.detail}"
         case SemanticsError():
             return f"makes the graph operator {error.operator}, whose meaning {error.problem}"
-        case DicpError() | NoRule():
+        case DicpError() | DicpWarning() | NoRule():
             return None
     return None if is_tracing_error(error) else f"raises {worded(error)}"
 
@@ -187,8 +188,8 @@ def failure_of(
     target: Any, error: Exception, sources: Sequence[str] = ()
 ) -> TargetFailureError | None:
     """The error that names the target's function which raised `error`, or cannot be called; None
-    for errors of dicp's, and where no function of the target's took part."""
-    places = [] if isinstance(error, DicpError) else list(_own_calls(target, error))
+    for errors and warnings of dicp's, and where no function of the target's took part."""
+    places = [] if isinstance(error, (DicpError, DicpWarning)) else list(_own_calls(target, error))
     if not places:
         return None
     hook, place = places[0][0], places[-1][1]

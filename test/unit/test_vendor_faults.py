@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import importlib
 import inspect
 import re
@@ -15,6 +16,7 @@ from support.packages import NAMES, compiled, folder, target
 
 from dicp import Backend
 from dicp.errors import (
+    CacheWarning,
     FallbackWarning,
     GraphRejectedError,
     RuleError,
@@ -326,6 +328,18 @@ def test_what_a_hook_raises_names_target_hook_and_line(
             with pytest.warns(FallbackWarning, match=f"{hook} raises KeyError"):
                 found = compiled(target, torch.relu, on_compile_error="eager")(x)
             assert torch.equal(found, torch.relu(x)), hook
+
+
+def test_a_warning_of_dicp_s_that_is_an_error_is_not_the_target_s(
+    target: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As with `python -W error` and a cache folder that cannot be written."""
+    text = "def compile(self, *args):\n    raise CacheWarning('full')\n"
+    monkeypatch.setattr(builtins, "CacheWarning", CacheWarning, raising=False)
+    break_hook(target, "compile", text, monkeypatch)
+    with pytest.raises(Exception, match="CacheWarning: full") as caught:
+        compiled(target, torch.relu)(torch.randn(2, 3))
+    assert "TargetFailureError" not in str(caught.value)
 
 
 def test_a_hook_of_a_module_without_a_file_is_named(
