@@ -38,7 +38,7 @@ class FeatureWithRecords(Feature, Generic[_Record]):
         super().__init__(ops, **options)
         self.folder = Path(folder)
         self.results: list[_Record] = []
-        self._waiting: list[_Record] = []
+        self._waiting: dict[int, _Record] = {}
         self._file: Path | None = None
 
     def rows(self, record: _Record) -> Rows:
@@ -46,12 +46,21 @@ class FeatureWithRecords(Feature, Generic[_Record]):
 
     def keep(self, record: _Record) -> None:
         """Add a record, also of what ran elsewhere, such as a kernel of a compiled graph."""
+        self.results.append(record)
+        self._wait(record)
+
+    def complete(self, record: _Record, later: _Record) -> None:
+        """What came to be known of a record: if that is saved already, `later` becomes rows of its
+        own, as of a call whose backward follows thousands of other calls."""
+        if id(record) not in self._waiting:
+            self._wait(later)
+
+    def _wait(self, record: _Record) -> None:
         most = cache_size(self.most_waiting)
         with self._lock:
-            self.results.append(record)
             if self.silent:
                 return
-            self._waiting.append(record)
+            self._waiting[id(record)] = record
             full = len(self._waiting) >= most
         if full:
             self.flush()
@@ -59,8 +68,8 @@ class FeatureWithRecords(Feature, Generic[_Record]):
     def flush(self) -> None:
         """Print the records that wait as one table, and append them to the CSV file."""
         with self._lock:
-            records, self._waiting = self._waiting, []
-        rows = [row for record in records for row in self.rows(record)]
+            records, self._waiting = self._waiting, {}
+        rows = [row for record in records.values() for row in self.rows(record)]
         if not rows:
             return
         printed = self.printed_columns
@@ -70,7 +79,7 @@ class FeatureWithRecords(Feature, Generic[_Record]):
         save_rows(self._file, self.columns, rows, self.described)
 
     def forget(self) -> None:
-        self._file, self._waiting, self.results = None, [], []
+        self._file, self._waiting, self.results = None, {}, []
 
 
 def new_file(folder: Path, result_folder: str, name: str) -> Path:

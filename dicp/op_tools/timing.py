@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -101,6 +101,7 @@ class OpTimeMeasure(FeatureWithRecords[Timing]):
                 return
             record.grad_inputs = " ".join(shape for _, shape in sorted(given.items()))
             self._say_time(record, "backward", record.backward)
+            self.complete(record, replace(record, forward=None))
 
         for number, (node, places) in enumerate(nodes):
             head = record if number == 0 else None

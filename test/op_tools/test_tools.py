@@ -308,6 +308,20 @@ def test_one_csv_with_one_header(monkeypatch: pytest.MonkeyPatch) -> None:
         torch.add(x, 1)
 
 
+def test_a_backward_after_its_call_is_saved_is_a_row_of_its_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("OP_TOOLS_MAX_CACHE_SIZE", "2")
+    x = torch.ones(2, requires_grad=True)
+    with op_tools.OpTimeMeasure(["torch.add", "torch.Tensor.sum"], quiet=True) as tool:
+        torch.add(torch.add(torch.add(x, 1), 1), 1).sum().backward()
+    (file,) = Path("op_tools_results", "op_time_measure_result").iterdir()
+    rows = list(csv.DictReader(file.open()))
+    assert len(tool.results) == 4 and all(record.backward for record in tool.results)
+    for times in ("forward_elasped", "backward_elasped"):
+        assert len({row["forward_id"] for row in rows if row[times]}) == 4, times
+
+
 def test_silent_tools_write_nothing(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
