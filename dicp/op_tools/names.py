@@ -6,7 +6,7 @@ import builtins
 import difflib
 import importlib
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import cache, lru_cache
 from types import ModuleType
 from typing import Any
@@ -45,6 +45,13 @@ OLD_NAMES = {
     "torch.saddmm": "torch.sspaddmm",
 }  # fmt: skip
 """Old name of a function -> its newer name. Both functions are equal (`==`) in Python."""
+
+NO_OPERATORS = frozenset(
+    f"torch.{name}" for name in (
+        "load save from_file import_ir_module import_ir_module_from_buffer compile fork"
+    ).split()
+)  # fmt: skip
+"""Functions of PyTorch's that read files or run code: data never names one to be called."""
 
 RESHAPES_IN_PLACE = frozenset(
     "t_ transpose_ squeeze_ unsqueeze_ swapaxes_ swapdims_ resize_ resize_as_ set_ as_strided_ "
@@ -148,6 +155,17 @@ def resolve(name: str) -> tuple[Any, str, Callable[..., Any]]:
     raise OperatorNameError(name, near)
 
 
+def operator_called(name: str, modules: Collection[str] = ()) -> Callable[..., Any] | None:
+    """The function of an operator of PyTorch's or of its plugins, or of one of these modules; None
+    for any other, whose module is not imported. Raises OperatorNameError."""
+    given = any(name.startswith(f"{module}.") for module in modules)
+    if not given and not name.startswith("torch."):
+        return registered_packet(*name.split(".")) if name.count(".") == 1 else None
+    function = resolve(name)[2]
+    known = torch_name(function)
+    return function if given or (known and known not in NO_OPERATORS) else None
+
+
 def registered_packet(space: str, name: str) -> Any:
     """`torch.ops.<space>.<name>`, if such an operator is registered."""
     try:
@@ -176,11 +194,11 @@ def owner_of(func: Callable[..., Any]) -> tuple[Any, str]:
 
 
 def routines(module: ModuleType) -> list[Callable[..., Any]]:
-    """The public functions of a module; of those that it imports, torch's alone."""
+    """The public functions of a module; of `torch`, and of what it imports, operators alone."""
     found: list[Callable[..., Any]] = []
     for name in sorted(vars(module)):
         value = getattr(module, name)
-        own = getattr(value, "__module__", None) == module.__name__
+        own = getattr(value, "__module__", None) == module.__name__ != "torch"
         if not name.startswith("_") and inspect.isroutine(value) and (own or is_torch(value)):
             found.append(value)
     return found

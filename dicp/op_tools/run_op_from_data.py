@@ -1,10 +1,12 @@
 """Replay captured operators offline.
 
 python -m dicp.op_tools.run_op_from_data DIR... [--acc_check] [--run_times N] [--sync_time_measure]
-    [--only_run_forward] [--device D] [--backend B] [--as_case FILE]
+    [--only_run_forward] [--device D] [--backend B] [--as_case FILE] [--module M]...
 
 DIR is one capture or any folder above captures. Exit status: 0 all checks hold, 1 one failed,
-2 no capture found or one that cannot be read. Collectives are named and not replayed.
+2 no capture found, one that cannot be read, or a file that cannot be written. Collectives are named
+and not replayed. A capture is data and could name any function: operators of PyTorch's and of its
+plugins are run, and functions of the modules that --module names.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ from dicp.op_tools.autocompare import OpAutoCompare
 from dicp.op_tools.capture import argument_rows
 from dicp.op_tools.cases import write_cases
 from dicp.op_tools.frame import FRAME, Call
-from dicp.op_tools.names import overwrites, reads_memory, resolve
+from dicp.op_tools.names import operator_called, overwrites, reads_memory
 from dicp.op_tools.reference import autocast_named, writable
 from dicp.op_tools.tables import argument_table
 from dicp.op_tools.timing import OpTimeMeasure, device_of
@@ -49,9 +51,17 @@ class Captured:
     autocast: str = ""
 
     @property
-    def function(self) -> Callable[..., Any]:
-        """The operator. Raises OperatorNameError."""
-        return resolve(self.operator)[2]
+    def is_collective(self) -> bool:
+        return self.operator.startswith("torch.distributed.")
+
+    def function(self, modules: Sequence[str] = ()) -> Callable[..., Any]:
+        """The operator. Raises OperatorNameError, and CaptureFormatError for a function that is
+        neither an operator nor of these modules."""
+        found = operator_called(self.operator, modules)
+        if found is None:
+            reason = f"{self.operator!r} is no operator of PyTorch's; --module MODULE lets it run"
+            raise CaptureFormatError(self.folder, reason)
+        return found
 
 
 def find_captures(folder: Path) -> Iterator[Path]:
@@ -94,16 +104,16 @@ def _legacy_name(folder: Path) -> str:
     for part in reversed(folder.parts):
         if "." in part:
             try:
-                resolve(part)
+                if operator_called(part) is not None:
+                    return part
             except OperatorNameError:
                 continue
-            return part
     raise CaptureFormatError(folder, "no part of its path is an operator's name")
 
 
 def replay(captured: Captured, options: argparse.Namespace) -> bool:
     """Run one capture as the options ask; whether all checks hold."""
-    function = captured.function
+    function = captured.function(options.module)
     compiled = _compiled(function, options.backend) if options.backend else function
     check = OpAutoCompare(style="table") if options.acc_check else None
     call = Call(captured.operator, function, captured.args, captured.kwargs)
@@ -147,7 +157,8 @@ def _run(captured: Captured, function: Callable[..., Any], options: argparse.Nam
                 (args, kwargs), lambda t: writable(t) if t.requires_grad else t
             )
     with autocast_named(captured.autocast, device_of((args, kwargs))):
-        result = FRAME.call(function, args, kwargs, captured.operator, captured.function)
+        operator = captured.function(options.module)
+        result = FRAME.call(function, args, kwargs, captured.operator, operator)
     if options.only_run_forward:
         return
     results = [t for t in trees.tensors(result) if t.requires_grad]
@@ -195,7 +206,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stdout.write(f"{folder}\n")
         try:
             captured = read_capture(folder, options.device)
-            captured.function  # noqa: B018
+            if not captured.is_collective:
+                captured.function(options.module)
         except (CaptureFormatError, OperatorNameError) as error:
             sys.stderr.write(f"{error}\n")
             status = status or 2
@@ -205,8 +217,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
             status = 1
     if options.as_case:
         calls = [(case.operator, case.args, case.kwargs) for case in cases]
-        Path(options.as_case).write_text(write_cases(calls))
-        sys.stdout.write(f"{options.as_case} saved\n")
+        try:
+            Path(options.as_case).write_text(write_cases(calls))
+            sys.stdout.write(f"{options.as_case} saved\n")
+        except OSError as error:
+            sys.stderr.write(f"{options.as_case} is not saved: {error.strerror}\n")
+            status = status or 2
     return status
 
 
@@ -221,7 +237,7 @@ def _devices(folder: Path) -> str:
 
 def _holds(captured: Captured, options: argparse.Namespace) -> bool:
     """Replay one capture; False too if its operator raises."""
-    if captured.operator.startswith("torch.distributed."):
+    if captured.is_collective:
         sys.stdout.write("not replayed: a collective needs the processes of its group\n")
         return True
     try:
@@ -269,6 +285,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--backend", type=_backend, help="run through torch.compile with this backend"
+    )
+    parser.add_argument(
+        "--module", action="append", default=[], help="a module whose functions may run, too"
     )
     parser.add_argument("--as_case", metavar="FILE", help="write conformance cases")
     return parser

@@ -92,6 +92,8 @@ def load(path: Path, device: str | None = None) -> Saved:
     the one they came from. Raises CaptureFormatError."""
     try:
         plain = json.loads(_file(path, ".json").read_text())
+        if plain["format"] != FORMAT:
+            raise ValueError(f"its format is {plain['format']!r}, not {FORMAT}")
         contents = load_file(_file(path, ".safetensors"))
         rows = [_tensor(row, contents, device) for row in plain["tensors"]]
         return Saved(_decoded(plain["value"], rows), plain)
@@ -118,7 +120,7 @@ def load_legacy(path: Path) -> Any:
     try:
         return torch.load(path, weights_only=True, map_location="cpu")
     except Exception as error:
-        reason = (str(error).strip().splitlines() or [""])[0]
+        reason = str(error).strip().partition(". ")[0].partition("\n")[0]  # no advice to trust it
         raise CaptureFormatError(
             path, f"only what torch.load takes with weights_only=True is read ({reason})"
         ) from error

@@ -166,7 +166,7 @@ def test_a_random_operator_draws_what_it_drew(operator: Any) -> None:
     capture = read_capture(folder)
     state = torch.frombuffer(bytearray.fromhex(capture.random_state), dtype=torch.uint8)
     torch.set_rng_state(state)
-    assert torch.equal(capture.function(*capture.args, **capture.kwargs), want)
+    assert torch.equal(capture.function()(*capture.args, **capture.kwargs), want)
     for file in ("input", "output"):
         assert storage.facts_of(folder / file)["random_state"] == capture.random_state
 
@@ -280,7 +280,8 @@ def test_older_layouts_and_foreign_files(
     with pytest.raises(CaptureFormatError, match="weights_only=True"):
         read_capture(folder)
     assert run(str(folder)) == 2
-    assert "weights_only=True" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "weights_only=True" in said and said.count("eights only") == 1 and "\x1b" not in said
 
 
 def test_views_of_other_memory_come_back(capsys: pytest.CaptureFixture[str]) -> None:
@@ -313,6 +314,31 @@ def test_every_capture_below_a_folder_is_run(capsys: pytest.CaptureFixture[str])
     assert run(str(ROOT), "--acc_check") == 2
     said = capsys.readouterr()
     assert "torch.cos" in said.err and "torch.sin output" in said.out
+
+
+def test_a_capture_calls_operators_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It is data, perhaps of others: no other function that it names is run, nor its module."""
+    (tmp_path / "outside.py").write_text("print('imported')\n\ndef double(x):\n    return x * 2\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with op_tools.OpCapture(["torch.abs"], quiet=True):
+        torch.abs(torch.ones(2))
+    (folder,) = find_captures(ROOT)
+    text = (folder / "input.json").read_text()
+    outside = "os.system torch.os.system torch.hub.load torch.load torch.serialization.load "
+    for name in (outside + "outside.double").split():
+        (folder / "input.json").write_text(text.replace('"torch.abs"', f'"{name}"'))
+        assert run(str(folder)) == 2
+        said = capsys.readouterr()
+        assert f"{name!r} is no operator of PyTorch's; --module MODULE" in said.err
+        assert "imported" not in said.out
+    assert run(str(folder), "--module", "outside", "--acc_check") == 0
+    assert "imported" in capsys.readouterr().out
+    assert run(str(folder), "--module", "outside", "--as_case", str(tmp_path / "no" / "x")) == 2
+    assert "x is not saved: No such file or directory" in capsys.readouterr().err
+    (folder / "input.json").write_text(text.replace('"format": 1', '"format": 2'))
+    assert run(str(folder)) == 2 and "its format is 2, not 1" in capsys.readouterr().err
 
 
 class Foreign:

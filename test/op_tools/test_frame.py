@@ -240,6 +240,13 @@ def test_operators_may_be_given_as_one_text(capsys: pytest.CaptureFixture[str]) 
     assert hooked(capsys.readouterr().out) == ["torch.add", "torch.nn.functional.relu"]
 
 
+def test_a_feature_on_pytorch_s_own_module_is_on_its_operators() -> None:
+    load = torch.load
+    for module in ("torch", torch):
+        with op_tools.apply_feature(module, "cast_dtype", quiet=True) as handle:
+            assert torch.load is load and "torch.add" in handle.features[0].ops
+
+
 def test_features_stack_and_none_replaces_another(capsys: pytest.CaptureFixture[str]) -> None:
     x = torch.randn(3, 4, dtype=torch.bfloat16)
     first = op_tools.apply_feature("torch.nn.functional.linear", "cast_dtype")
