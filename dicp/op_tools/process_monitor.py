@@ -6,6 +6,8 @@ python -m dicp.op_tools.process_monitor --pid 1234 [--interval 1] [--label NAME]
 from __future__ import annotations
 
 import argparse
+import contextlib
+import math
 import os
 import sys
 import time
@@ -60,7 +62,7 @@ def device_use() -> tuple[str, float | str, float | str]:
 
 
 def monitor(pid: int, interval: float, label: str = "", rows: int | None = None) -> Path:
-    """Write rows until the process ends, or so many; returns the CSV file.
+    """Write rows until the process ends, or Ctrl-C, or so many; returns the CSV file.
 
     Raises OSError if the process does not run or the file cannot be written.
     """
@@ -88,6 +90,8 @@ def monitor(pid: int, interval: float, label: str = "", rows: int | None = None)
                 append_csv(path, COLUMNS, waiting)
                 waiting.clear()
             last, spent, written = now, total, written + 1
+    except KeyboardInterrupt:
+        pass
     finally:  # a row that waits is written however the watching ends
         if waiting:
             append_csv(path, COLUMNS, waiting)
@@ -95,10 +99,12 @@ def monitor(pid: int, interval: float, label: str = "", rows: int | None = None)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line: 0, or 2 for a process that does not run."""
+    """Run the command line: 0, or 2 for a process that does not run and for wrong arguments."""
     parser = argparse.ArgumentParser(prog="python -m dicp.op_tools.process_monitor")
     parser.add_argument("--pid", type=int, required=True)
-    parser.add_argument("--interval", type=float, default=1.0, help="seconds between rows (1)")
+    parser.add_argument(
+        "--interval", type=_seconds, default=1.0, help="seconds between rows (1), above 0"
+    )
     parser.add_argument("--label", default="", help="part of the file's name")
     parser.add_argument("--rows", type=int, help="stop after so many rows")
     options = parser.parse_args(arguments)
@@ -109,6 +115,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     sys.stdout.write(f"{path} saved\n")
     return 0
+
+
+def _seconds(text: str) -> float:
+    with contextlib.suppress(ValueError):
+        if 0 < (seconds := float(text)) < math.inf:
+            return seconds
+    raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds above 0")
 
 
 if __name__ == "__main__":

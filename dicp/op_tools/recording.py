@@ -307,4 +307,7 @@ class Recording:
 
     def load(self, place: str, file: str) -> storage.Saved:
         """A saved value, its tensors on the CPU. Raises CaptureFormatError."""
-        return storage.load(self.folder / place / file, "cpu")
+        try:
+            return storage.load(self.folder / place / file, "cpu")
+        except CaptureFormatError as error:
+            raise CaptureFormatError(error.path, error.reason, by="one_iter.record") from error

@@ -315,6 +315,10 @@ def test_recordings_that_cannot_be_written_or_read() -> None:
     assert len(caught) == 1 and "one_iter stops recording" in str(caught[0].message)
     with pytest.raises(CaptureFormatError, match=r"recording\.json.*one_iter\.record\."):
         one_iter.compare("nothing", model)
+    recorded()
+    next(Path("a").rglob("weights_before.safetensors")).write_bytes(b"12")
+    with pytest.raises(CaptureFormatError, match=r"weights_before.*one_iter\.record\."):
+        one_iter.compare("a", *made())
 
 
 def test_a_recording_replaces_one_in_its_folder() -> None:

@@ -38,3 +38,22 @@ def test_rows_wait_for_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_process_that_does_not_run(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--pid", "4194305"]) == 2
     assert "process 4194305 cannot be watched" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("interval", ["0", "-1", "nan", "inf", "soon"])
+def test_an_interval_is_a_number_above_0(interval: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(["--pid", str(os.getpid()), "--interval", interval, "--rows", "1"])
+    assert caught.value.code == 2
+    assert f"'{interval}' is not a number of seconds above 0" in capsys.readouterr().err
+
+
+def test_ctrl_c_ends_the_watching(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(seconds: float) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(process_monitor.time, "sleep", interrupted)
+    assert main(["--pid", str(os.getpid())]) == 0
+    assert capsys.readouterr().out.endswith(" saved\n")
