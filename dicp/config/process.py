@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import difflib
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 __all__ = [
-    "environment", "environment_with", "is_set", "tool_variable", "tools_environment",
-    "vendor_variable",
+    "environment", "environment_with", "is_set", "misspelled_tool_variables", "tool_variable",
+    "tools_environment", "vendor_variable",
 ]  # fmt: skip
 
 
@@ -47,12 +48,27 @@ def vendor_variable(name: str) -> str:
     return os.environ.get(name, "")
 
 
+_TOOLS = "CAPTURE AUTOCOMPARE TIME_MEASURE FALLBACK DTYPE_CAST OBSERVE OVERFLOW_CHECK".split()
+_OF_ALL_TOOLS = ("OP_TOOLS_MAX_CACHE_SIZE", "OP_TOOLS_PRINT_STACK")
+
+
 def tool_variable(name: str) -> str:
     """A variable of the operator tools, such as OP_CAPTURE_LIST, as it is set now.
 
     Programs change these between two runs of one process, so they are read at every call.
     """
     return os.environ.get(name, "")
+
+
+def misspelled_tool_variables() -> dict[str, str]:
+    """Variables that are set and spelled almost as the operator tools', each with that one."""
+    kinds = [f"OP_{tool}_{kind}" for tool in _TOOLS for kind in ("LIST", "DISABLE_LIST")]
+    tolerance = "AUTOCOMPARE_ERROR_TOLERANCE"
+    dtypes = (f"{tolerance}_{dtype}" for dtype in ("FLOAT16", "BFLOAT16", "FLOAT32", "FLOAT64"))
+    known = [*kinds, tolerance, *dtypes, "OP_DTYPE_CAST_DICT", *_OF_ALL_TOOLS]
+    unknown = (n for n in os.environ if n.startswith(("OP_", "AUTOCOMPARE_")) and n not in known)
+    near = {name: difflib.get_close_matches(name, known, n=1, cutoff=0.9) for name in unknown}
+    return {name: found[0] for name, found in near.items() if found}
 
 
 def processors() -> int:

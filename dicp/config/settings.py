@@ -27,6 +27,7 @@ from dicp.config.kinds import (
 from dicp.config.process import processors
 from dicp.config.table import Option, options_of, read, setting
 from dicp.errors import ConfigValueError, DicpWarning, UnknownOptionError
+from dicp.errors.text import did_you_mean, nearest
 
 __all__ = ["OPTIONS", "TARGET_GROUP", "Config", "asked", "default_cache_dir"]
 
@@ -332,9 +333,10 @@ def _warn_unknown_variables(environ: Mapping[str, str], vendor: Sequence[Option]
             warnings.warn(DicpWarning(message), stacklevel=3)
     for name in sorted(environ):
         if name.startswith("DICP_") and name not in known and not _is_of_another(name, vendor):
+            near = nearest(name, [each.lower() for each in known])
             warnings.warn(
                 f"environment variable {name} is not one that dicp reads; "
-                "`python -m dicp config` lists those.",
+                f"`python -m dicp config` lists those.{did_you_mean(near and near.upper())}",
                 DicpWarning,
                 stacklevel=3,
             )

@@ -24,6 +24,7 @@ from typing import Any, ClassVar, Self
 import torch
 from torch.overrides import TorchFunctionMode
 
+from dicp.config import misspelled_tool_variables
 from dicp.errors import OperatorNameError, ToolVariableError, ToolWarning
 from dicp.op_tools.names import COLLECTIVES, name_of, resolve
 from dicp.op_tools.records import CallId, Place, heading, logger, user_place
@@ -124,6 +125,9 @@ class Feature:
             if self._depth > 1:
                 return self
             self._announced.clear()
+        for name, near in misspelled_tool_variables().items():
+            message = f"{name} is no variable of the operator tools. Did you mean {near}?"
+            warnings.warn(ToolWarning(message), stacklevel=2)
         FRAME.add(self)
         return self
 

@@ -6,6 +6,7 @@ import re
 import sys
 import threading
 import types
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -238,6 +239,27 @@ def test_operators_may_be_given_as_one_text(capsys: pytest.CaptureFixture[str]) 
     with op_tools.OpObserve("torch.add, torch.nn.functional.re.*", exclude="torch.div"):
         F.relu(torch.add(torch.ones(2), 1).mul(2))
     assert hooked(capsys.readouterr().out) == ["torch.add", "torch.nn.functional.relu"]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "right"),
+    [
+        ("OP_CAPTRUE_LIST", "OP_CAPTURE_LIST"),
+        ("OP_FALLBACK_DISABLED_LIST", "OP_FALLBACK_DISABLE_LIST"),
+        ("AUTOCOMPARE_ERROR_TOLERANCE_FLOAT3", "AUTOCOMPARE_ERROR_TOLERANCE_FLOAT32"),
+        ("OP_TOOLS_MAX_CACHESIZE", "OP_TOOLS_MAX_CACHE_SIZE"),
+        ("OP_MODEL_LIST", ""),
+        ("ADD_OP_DTYPE_CAST_DICT", ""),
+    ],
+)
+def test_a_misspelled_variable_is_named(
+    wrong: str, right: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(wrong, "1")
+    with warnings.catch_warnings(record=True) as caught, op_tools.OpObserve(quiet=True):
+        pass
+    message = f"{wrong} is no variable of the operator tools. Did you mean {right}?"
+    assert [str(one.message) for one in caught] == ([message] if right else [])
 
 
 def test_a_feature_on_pytorch_s_own_module_is_on_its_operators() -> None:

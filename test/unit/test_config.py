@@ -122,7 +122,7 @@ def test_unknown_variable_warns() -> None:
         Config.from_env({"DICP_CAHCE": "0"})
     assert str(caught[0].message) == (
         "environment variable DICP_CAHCE is not one that dicp reads; "
-        "`python -m dicp config` lists those."
+        "`python -m dicp config` lists those. Did you mean 'DICP_CACHE'?"
     )
 
 
