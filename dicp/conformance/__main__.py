@@ -6,9 +6,11 @@ import sys
 from pathlib import Path
 from typing import Annotated
 
+import torch
 import typer
 
 from dicp.conformance.configuration import Configuration
+from dicp.conformance.names import EAGER_DEVICE
 from dicp.conformance.plan import plan_of
 from dicp.conformance.processes import run
 from dicp.conformance.rows import FAILURES, Row, read_rows, summary, table, totals
@@ -49,6 +51,7 @@ def torch_tests(
 
     Fails if a test fails or ends its process.
     """
+    _check_names(device, backend)
     settings = Configuration.read(config)
     plan = plan_of(device, backend, settings, [t for t in tests.split(",") if t], group)
     before = read_rows(out / RESULTS)
@@ -72,6 +75,21 @@ def torch_tests(
         sys.stdout.write(f"a skip matches no test: {skip}\n")
     sys.stdout.write(f"{totals(rows)}; {out / SUMMARY}\n")
     raise typer.Exit(1 if any(row.result in FAILURES for row in rows) else 0)
+
+
+def _check_names(device: str, backend: str) -> None:
+    """Raises BadParameter for a device or backend that no test could use."""
+    try:
+        if backend:
+            torch.compile(_check_names, backend=backend)
+    except RuntimeError as unknown:
+        raise typer.BadParameter(str(unknown), param_hint="--backend") from unknown
+    try:
+        if device != EAGER_DEVICE:  # the processes register it
+            torch.empty(0, device=device)
+    except Exception as error:  # PyTorch has errors of many types for devices
+        problem = (str(error).splitlines() or [device])[0]
+        raise typer.BadParameter(problem, param_hint="--device") from error
 
 
 if __name__ == "__main__":

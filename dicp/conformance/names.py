@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+EAGER_DEVICE = "dipu"
 OPERATOR_DATABASE = "op_db"
 """The "file" of the tests of PyTorch's operator database."""
 DTYPES = (

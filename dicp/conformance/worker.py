@@ -21,11 +21,9 @@ import pytest
 import torch
 
 from dicp.conformance.configuration import Configuration
-from dicp.conformance.names import OPERATOR_DATABASE, OperatorNames, TestName
+from dicp.conformance.names import EAGER_DEVICE, OPERATOR_DATABASE, OperatorNames, TestName
 from dicp.conformance.op_tests import OperatorCase, dtypes_of, full_name
 from dicp.testing.backends import BackendUnderTest
-
-EAGER_DEVICE = "dipu"
 
 
 def main() -> None:

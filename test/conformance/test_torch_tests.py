@@ -38,6 +38,18 @@ def run(out: Path, *arguments: str) -> tuple[int, str]:
     return done.exit_code, done.output
 
 
+@pytest.mark.parametrize(
+    ("option", "problem"),
+    [("--device", "at start of device string: nowhere"), ("--backend", "Invalid backend")],
+)
+def test_a_device_or_backend_that_is_not_there_fails_at_once(
+    option: str, problem: str, tmp_path: Path
+) -> None:
+    status, output = run(tmp_path / "out", option, "nowhere")
+    assert status == 2 and option in output and not (tmp_path / "out").exists()
+    assert problem in " ".join(output.replace("│", " ").split())
+
+
 def results(out: Path) -> dict[str, tuple[str, str]]:
     """Result and reason of each test."""
     with (out / "results.csv").open(newline="") as file:
