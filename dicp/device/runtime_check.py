@@ -71,7 +71,7 @@ class Library:
 def check_library(path: Path) -> list[Finding]:
     """Why it cannot be loaded, else every missing function, else the result of every check."""
     try:
-        library = ctypes.CDLL(str(path))
+        library = ctypes.CDLL(str(path.absolute() if path.exists() else path))
     except OSError as error:
         return [Finding("loading", str(error))]
     lacking = missing(library)

@@ -1173,7 +1173,7 @@ def test_visible_devices_of_a_vendor(run: Any, tmp_path: Path) -> None:
     assert "DIPU_VISIBLE_DEVICES: device 3 is to be visible, but the runtime has 3" in done.stderr
 
 
-def test_runtime_check(tmp_path: Path) -> None:
+def test_runtime_check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The simulated chip and the template pass; a library that lacks functions is told so."""
     from dicp.cli import app
     from dicp.device.runtime_check import check_library, check_runtime
@@ -1185,7 +1185,8 @@ def test_runtime_check(tmp_path: Path) -> None:
     subprocess.run([*command, str(source)], check=True)
     findings = check_library(library)
     assert len(findings) == 7 and [f for f in findings if not f.ok] == []
-    printed = CliRunner().invoke(app, ["device", "check", str(library)])
+    monkeypatch.chdir(tmp_path)
+    printed = CliRunner().invoke(app, ["device", "check", library.name])
     assert printed.exit_code == 0 and printed.output.count("ok ") == 7, printed.output
     runtime = HostRuntime()
     functions = runtime.library()
