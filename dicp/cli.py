@@ -186,7 +186,10 @@ def report(
         "dicp_report.html"
     ),
     tools: Annotated[
-        Path | None, typer.Option(help="A folder op_tools_results to show as well.")
+        Path | None,
+        typer.Option(
+            exists=True, file_okay=False, help="A folder op_tools_results to show as well."
+        ),
     ] = None,
 ) -> None:
     """Write one HTML page that shows a compilation: graph, times, compile time, memory, breaks."""

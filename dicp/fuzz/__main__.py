@@ -20,8 +20,8 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 def fuzz(
     backend: Annotated[str, typer.Option(help="As torch.compile takes it.")] = "dicp",
     seed: Annotated[str, typer.Option(help="Any text; the same one draws the same.")] = "0",
-    seconds: Annotated[float, typer.Option(help="How long to run; 0: no limit.")] = 60.0,
-    programs: Annotated[int, typer.Option(help="How many to run; 0: no limit.")] = 0,
+    seconds: Annotated[float, typer.Option(min=0, help="How long to run; 0: no limit.")] = 60.0,
+    programs: Annotated[int, typer.Option(min=0, help="How many to run; 0: no limit.")] = 0,
     jobs: Annotated[int, typer.Option(min=1, help="Worker processes.")] = 1,
     batch: Annotated[int, typer.Option(min=1, help="Programs compiled in one graph.")] = 64,
     without: Annotated[

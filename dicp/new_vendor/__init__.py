@@ -33,7 +33,7 @@ def new_vendor(name: str, family: Family, folder: Path) -> list[Path]:
     """Write the package of a vendor called `name` into `folder`; returns the files.
 
     Raises NewVendorError, before anything is written, for a name that is no lower-case identifier
-    or is taken, and for a folder that has files.
+    or is taken, and for a folder that has files; and for one that cannot be written.
     """
     if not re.fullmatch(r"[a-z][a-z0-9_]*", name) or name.endswith("graph"):
         raise NewVendorError(name, "is not a lower-case identifier without 'graph' at its end")
@@ -48,7 +48,11 @@ def new_vendor(name: str, family: Family, folder: Path) -> list[Path]:
     for template in sorted((TEMPLATES / family).glob("*.jinja")):
         texts[f"{package}/{_file_name(template)}"] = template
     words = {"name": name, "class": _class_name(name), "package": package, "family": family}
-    return [_written(folder / file, render_template(path, **words)) for file, path in texts.items()]
+    try:
+        return [_written(folder / f, render_template(t, **words)) for f, t in texts.items()]
+    except OSError as error:
+        problem = f"cannot be written to {str(folder)!r}: {error.strerror}"
+        raise NewVendorError(name, problem) from error
 
 
 def _file_name(template: Path) -> str:

@@ -268,6 +268,8 @@ def test_a_package_that_cannot_be_written_is_refused(
     with pytest.raises(NewVendorError, match=problem):
         new_vendor(name, "loop", tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["something"]
+    with pytest.raises(NewVendorError, match="'fresh' cannot be written to .*: Not a directory"):
+        new_vendor("fresh", "loop", tmp_path / "something" / "inside")
 
 
 def test_the_configuration_of_pytorch_s_tests_is_one_that_they_read(tmp_path: Path) -> None:

@@ -328,6 +328,9 @@ def test_a_missing_triton_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_every_kernel_of_a_cache_folder_is_built(tmp_path: Path, capsys: Any) -> None:
     assert aot.main([str(tmp_path)]) == 1
     assert "0 of 0 kernels built" in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        aot.main([str(tmp_path / "none")])
+    assert "there is no folder" in capsys.readouterr().err and not (tmp_path / "none").exists()
 
 
 # ---- launches ------------------------------------------------------------------------------------

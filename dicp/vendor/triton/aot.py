@@ -53,6 +53,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("folder", nargs="?", type=Path, help="cache folder (DICP_CACHE_DIR)")
     parser.add_argument("--arch", type=int, action="append", help="compute capability, as 90")
     options = parser.parse_args(arguments)
+    if options.folder is not None and not options.folder.is_dir():
+        parser.error(f"there is no folder {str(options.folder)!r}")
     config = Config.from_env()
     if options.folder is not None:
         config = config.with_options({"cache_dir": options.folder})
