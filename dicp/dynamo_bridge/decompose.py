@@ -35,6 +35,7 @@ from dicp.dynamo_bridge.own_decompositions import (
     NUMBER_OPERANDS,
     OWN,
     SCATTERS,
+    affine_grid,
     broadcast_complex,
     in_one_dtype,
     ldexp_of_number,
@@ -291,6 +292,8 @@ REPLACED: dict[Any, tuple[Callable[..., Any], int, frozenset[str]]] = {
         multi_margin_loss, 5, frozenset({"p", "margin", "weight", "reduction"}),
     ),
     torch.special.ndtr: (ndtr, 1, frozenset()),
+    F.affine_grid: (affine_grid, 3, frozenset({"theta", "size", "align_corners"})),
+    torch.affine_grid_generator: (affine_grid, 3, frozenset({"theta", "size", "align_corners"})),
     torch_private.pad: (pad, 4, frozenset({"mode", "value"})),
 }  # fmt: skip
 """Function -> ours, the most positional and the names of the keyword arguments that ours takes."""

@@ -26,7 +26,9 @@ from dicp.torch_private import HOST, give_shapes
 aten = torch.ops.aten
 
 _MODES: dict[tuple[str, int], str] = {
+    ("nearest", 3): "upsample_nearest1d",
     ("nearest", 4): "upsample_nearest2d",
+    ("nearest-exact", 3): "_upsample_nearest_exact1d",
     ("nearest-exact", 4): "_upsample_nearest_exact2d",
     ("linear", 3): "upsample_linear1d",
     ("bilinear", 4): "upsample_bilinear2d",
@@ -73,7 +75,8 @@ class _Interpolation(torch.autograd.Function):
             return interpolate_linearly(input, *numbers)
         if "cubic" in name:
             return interpolate_cubically(input, *numbers)
-        return getattr(aten, name).default(input, *numbers)
+        result = getattr(aten, name).default(input, *numbers)
+        return result.contiguous() if input.dim() == 3 else result
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:

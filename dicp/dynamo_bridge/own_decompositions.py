@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from dicp import torch_private
@@ -236,7 +237,7 @@ def pad(
 
     Tracing makes it copies of slices into a tensor, one after another.
     """
-    if mode != "circular" or any(size < 0 for size in sizes) or not any(sizes):
+    if mode != "circular" or any(size < 0 for size in sizes):
         return torch_private.pad(x, sizes, mode, value)
     for k in range(len(sizes) // 2):
         dim, (left, right) = -1 - k, sizes[2 * k : 2 * k + 2]
@@ -245,6 +246,27 @@ def pad(
         after = [x.narrow(dim, 0, right)] if right else []
         x = torch.cat([*before, x, *after], dim)
     return x.contiguous()
+
+
+def affine_grid(theta: Tensor, size: Sequence[int], align_corners: bool | None = None) -> Tensor:
+    """torch.nn.functional.affine_grid, a matrix product where tracing does not give eager's result:
+    under autocast, which computes it in 16 bits, and for images of a single row or column, of which
+    the gradient makes a tensor of a number.
+    """
+    lengths = size[2:]
+    if not torch.is_autocast_enabled(theta.device.type) and all(n != 1 for n in lengths):
+        return F.affine_grid(theta, size, align_corners)  # type: ignore[arg-type]
+
+    def line(length: int) -> Tensor:
+        if length == 1:
+            return theta.new_zeros(1)
+        ends = torch.linspace(-1, 1, length, dtype=theta.dtype, device=theta.device)
+        return ends if align_corners else ends * (length - 1) / length
+
+    axes = torch.meshgrid(*map(line, lengths), indexing="ij")
+    base = torch.stack([*reversed(axes), torch.ones_like(axes[0])], -1)
+    rows = base.view(1, -1, len(lengths) + 1).expand(size[0], -1, -1)
+    return (rows @ theta.mT).view(size[0], *lengths, len(lengths))
 
 
 def _for_loss(x: Tensor) -> Tensor:

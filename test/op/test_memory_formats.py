@@ -31,6 +31,10 @@ def reversed_dimensions(x: Tensor) -> Tensor:
     return x.mT.contiguous().mT
 
 
+def of_exchanged_channels(x: Tensor) -> Tensor:
+    return x.transpose(0, 1).contiguous().transpose(0, 1)
+
+
 def nearly_channels_last(x: Tensor) -> Tensor:
     """The strides of single elements are not those of channels-last tensors."""
     x = channels_last(x)
@@ -124,6 +128,9 @@ FORMATS = [
     for fn in (rolled, rolled_around, angle_of_complex)
     for shape in ((3, 4, 5, 6), (2, 4, 3, 2, 5))
     for layout in (channels_last, every_second, reversed_dimensions)
+] + [
+    (upsampled(mode), (3, 4, 5), of_exchanged_channels, Tensor.contiguous)
+    for mode in ("nearest", "nearest-exact", "linear")
 ] + [
     (padded(mode), shape, nearly_channels_last, Tensor.contiguous)
     for mode, shape in (("replicate", (2, 1, 2, 1)), ("replicate", (2, 1, 2, 1, 3)),

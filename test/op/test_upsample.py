@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from dicp.compare import assert_matches
+from dicp.compare import Rule, assert_matches
 from dicp.dynamo_bridge.interpolation import interpolate
 from dicp.testing import T, op
 
@@ -111,7 +111,6 @@ CASES = [
         lambda t: F.affine_grid(t, [2, 3, 1, 7], align_corners=False),
         (2, 2, 3),
         fixed=(2, 3),
-        grad=False,  # PyTorch's gradient reads memory, which tracing has none of
     ),
 ]
 
@@ -119,6 +118,27 @@ CASES = [
 @pytest.mark.sweep
 def test_op(case: Any, check_op: Any) -> None:
     check_op(case)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("size", [(2, 3, 4, 5), (2, 3, 2, 4, 3)])
+def test_affine_grid_under_autocast(
+    size: tuple[int, ...], dtype: torch.dtype, backend_name: str
+) -> None:
+    """A matrix product, which autocast computes in 16 bits."""
+
+    def grid(theta: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            return F.affine_grid(theta, size, align_corners=False)
+
+    dims = len(size) - 2
+    theta = torch.randn(2, dims, dims + 1, dtype=dtype, requires_grad=True)
+    results = []
+    for function in (torch.compile(grid, backend=backend_name), grid):
+        result = function(theta)
+        results.append((result, *torch.autograd.grad(result.sum(), theta)))
+    for mine, theirs in zip(*results, strict=True):
+        assert_matches(mine, theirs, rule=Rule(floor=2))
 
 
 LINEAR = (("linear", 1), ("bilinear", 2), ("trilinear", 3))
