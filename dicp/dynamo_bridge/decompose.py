@@ -18,10 +18,12 @@ from dicp.domains import DOMAINS, outside_domain
 from dicp.dynamo_bridge.checked_values import CHECKED_VALUES, with_assertions
 from dicp.dynamo_bridge.interpolation import gradients_of, interpolate
 from dicp.dynamo_bridge.memory_formats import (
+    CONTIGUOUS_IN_PLACE,
     FORMAT_SOURCES,
     LAYOUTS,
     STRIDE_SOURCES,
     in_format_of_input,
+    in_place,
     pad_or_crop,
     roll_of_slices,
     with_layout,
@@ -303,6 +305,10 @@ def replace_functions(gm: fx.GraphModule) -> None:
     """Call ours, in Dynamo's graph, in place of a function that tracing decomposes wrongly, or to
     operators that take longer."""
     replacements: dict[fx.Node, Callable[..., Any]] = {}
+    for name in CONTIGUOUS_IN_PLACE:
+        for node in gm.graph.find_nodes(op="call_method", target=name):
+            node.op, node.args = "call_function", (name, *node.args)
+            replacements[node] = in_place
     for function, (ours, most, named) in REPLACED.items():
         for node in gm.graph.find_nodes(op="call_function", target=function):
             if len(node.args) <= most and node.kwargs.keys() <= named:

@@ -343,3 +343,25 @@ LAYOUTS: dict[OpOverload, Layout] = {
     **dict.fromkeys(STRIDED_AS_GRADIENT, _like_gradient),
 }
 """Operators of which PyTorch's inference gives eager's strides for some operands only."""
+
+
+CONTIGUOUS_IN_PLACE = (
+    "addbmm_", "addmm_", "baddbmm_", "bernoulli_", "cumprod_", "cumsum_", "index_add_",
+    "index_copy_", "index_reduce_", "masked_fill_", "masked_scatter_", "mvlgamma_", "renorm_",
+    "scatter_", "scatter_add_", "scatter_reduce_", "tril_", "triu_",
+)  # fmt: skip
+"""Methods that write into a tensor; the results of their functional forms are contiguous."""
+
+
+def in_place(name: str, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    """The method `name`, which leaves the strides of `x` as they are.
+
+    Functionalization gives `x` the strides of the functional form's result. A copy of a view of it
+    would then be a view, and what is written into that copy would be written into `x`.
+    """
+    from dicp.dynamo_bridge.analysis.values import is_contiguous
+
+    if x.layout != torch.strided or is_contiguous(x):
+        return getattr(x, name)(*args, **kwargs)  # type: ignore[no-any-return]
+    copy = x.clone(memory_format=torch.contiguous_format)
+    return x.copy_(getattr(copy, name)(*args, **kwargs))

@@ -313,3 +313,50 @@ def test_strides_of_gradients_of_padding_by_symbolic_widths(backend_name: str) -
     towards = torch.randn(5, 7, 12)
     grads = [torch.autograd.grad(fn(x), x, towards)[0] for fn in (run, reordered)]
     assert not check_tensor(*grads, None, Rule(exact=True))
+
+
+IN_PLACE = {
+    "addmm": lambda x, y, i: x.addmm_(y.mT, y),
+    "baddbmm": lambda x, y, i: x[None].baddbmm_(y.mT[None], y[None]),
+    "bernoulli": lambda x, y, i: x.bernoulli_(1.0),
+    "cumsum": lambda x, y, i: x.cumsum_(0),
+    "index_add": lambda x, y, i: x.index_add_(0, i, y[:2]),
+    "index_copy": lambda x, y, i: x.index_copy_(0, i, y[:2]),
+    "masked_fill": lambda x, y, i: x.masked_fill_(y > 0, 0.5),
+    "masked_scatter": lambda x, y, i: x.masked_scatter_(y > 0, y),
+    "renorm": lambda x, y, i: x.renorm_(2, 0, 1.0),
+    "scatter": lambda x, y, i: x.scatter_(0, i.expand(2, 2), 2.0),
+    "scatter_add": lambda x, y, i: x.scatter_add_(0, i.expand(2, 2), y),
+    "triu": lambda x, y, i: x.triu_(),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", IN_PLACE)
+def test_strides_of_what_is_written_into(name: str, backend_name: str) -> None:
+    """They stay as they are; `contiguous` of a view is then a copy of its own where it is in eager.
+
+    Of what is no input, too, and with a gradient.
+    """
+
+    def written(x: Tensor, y: Tensor, i: Tensor) -> tuple[Tensor, ...]:
+        z = x * 2
+        IN_PLACE[name](x, y, i)
+        IN_PLACE[name](z, y, i)
+        apart = z.t().contiguous()
+        apart.add_(1)
+        x.t().contiguous().add_(1)
+        return x * 2, z, apart
+
+    index = torch.tensor([2, 0])
+    for shape in ((4, 4), (5, 5)):
+        y = torch.randn(shape)
+        x = torch.randn(shape).t()
+        runs = []
+        for function in (torch.compile(written, backend=backend_name), written):
+            leaf = x.clone().requires_grad_()
+            given = leaf * 1
+            found = function(given, y, index)
+            (grad,) = torch.autograd.grad([each.square().sum() for each in found], leaf)
+            runs.append((*found, given, grad.contiguous()))
+        for mine, theirs in zip(*runs, strict=True):
+            assert not check_tensor(mine.detach(), theirs.detach(), None, Rule(floor=4))
