@@ -106,6 +106,10 @@ FOUND: dict[str, tuple[Callable[..., Any], tuple[torch.Tensor, ...]]] = {
         _parts_of_a_convolution,
         (torch.randn(2, 4, 5, 5), torch.randn(4, 1, 3, 3)),
     ),
+    "attention_shares_memory_with_its_view": (
+        lambda x: (lambda y: (y[..., None], y, y[0]))(torch.softmax(x @ x.mT * 0.5, -1) @ x),
+        (torch.randn(2, 7, 4),),
+    ),
     "views_in_other_dtypes_share_memory": (
         lambda x: (lambda y: (y, y[2:].view(torch.int16)[1:], y[2:].view(torch.int64)))(x + 1),
         (torch.randn(6),),

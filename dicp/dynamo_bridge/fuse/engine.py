@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from dicp.dynamo_bridge.analysis.aliases import shared_by_results
 from dicp.dynamo_bridge.analysis.constants import cast_source
 from dicp.dynamo_bridge.analysis.values import difference, value_of
 from dicp.dynamo_bridge.fuse.terms import Match, Number, Term, Var, reshape_source
@@ -209,6 +210,8 @@ def substitute(root: fx.Node, new: fx.Node, context: PassContext) -> None:
     changed = difference(old, new.meta["val"]) is not None
     if changed and returned and isinstance(old, torch.Tensor):
         copy = context.infer.restride(root, new, old)
+        if shared_by_results(root):  # views that are returned too are views of the copy
+            new, changed = copy, False
         for user in users:
             if user.op == "output":
                 user.replace_input_with(root, copy)
