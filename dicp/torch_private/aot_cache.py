@@ -100,6 +100,8 @@ def autograd_key(gm: Any, fake_inputs: list[Any], aot_config: Any) -> str:
     everything that can be hashed is equal.
     """
     graph = graph_module_of(gm)
+    if any(isinstance(x, torch.Tensor) and x.is_nested for x in fake_inputs):
+        raise NotCacheableError("nested inputs, which PyTorch cannot hash")
     with (
         autograd_cache.sanitize_gm_for_cache(graph),
         inductor_config.patch(fx_graph_cache=True, freezing=False),

@@ -59,11 +59,11 @@ class ShapeFacts:
         return ranges + sorted(str(expr) for expr in guards if ours & expr.free_symbols)
 
     def added(self) -> list[str] | None:
-        """The guards added since, as Python; None if one mentions other symbols too."""
+        """The guards added since, as Python; None if one mentions symbols without a value here."""
         if self.shape_env is None:
             return []
         new = [guard.expr for guard in self.shape_env.guards[self._before :]]
-        if any(expr.free_symbols - set(self.symbols) for expr in new):
+        if any(expr.free_symbols - self._hints().keys() for expr in new):
             return None
         return [str(PythonPrinter().doprint(expr)) for expr in new]
 
@@ -85,9 +85,13 @@ class ShapeFacts:
             assert bool(eval(guard, SYMPY_INTERP, symbolic)), guard
 
     def _hints(self) -> dict[Any, int | float]:
-        """The symbols' values in the call that this compilation is for."""
+        """The symbols' values in the call that this compilation is for.
+
+        The size of a jagged dimension is left out: its value, a nested integer, is no number.
+        """
         values: dict[Any, Any] = getattr(self.shape_env, _HINTS, {})
-        found = {symbol: values[symbol] for symbol in self.symbols if symbol in values}
+        known = [symbol for symbol in self.symbols if symbol in values]
+        found = {symbol: values[symbol] for symbol in known if values[symbol].is_number}
         return {s: int(v) if s.is_integer else float(v) for s, v in found.items()}
 
 

@@ -33,8 +33,17 @@ def _values(x: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("name", MODULES)
-def test_lengths_change(name: str, backend_name: str) -> None:
+@pytest.mark.parametrize("stored", [False, True])
+def test_lengths_change(name: str, stored: bool, backend_name: str) -> None:
+    """The graphs are compiled, or loaded as in another process."""
     eager = MODULES[name]()
+    if stored:
+        _check(copy.deepcopy(eager), backend_name)
+        torch._dynamo.reset()
+    _check(eager, backend_name)
+
+
+def _check(eager: nn.Module, backend_name: str) -> None:
     module = copy.deepcopy(eager)
     compiled = torch.compile(module, backend=backend_name, fullgraph=True)
     for lengths in BATCHES:

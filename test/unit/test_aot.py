@@ -695,6 +695,16 @@ def test_custom_operator_is_not_stored(cache: Cache) -> None:
     assert toy.states == ["bypass"] and "dicp_test::twice" in toy.events[0][1]
 
 
+def test_nested_inputs_are_not_stored(
+    cache: Cache, caplog: pytest.LogCaptureFixture, recwarn: pytest.WarningsRecorder
+) -> None:
+    rows, toy = [torch.ones(2), torch.ones(3)], Toy(cache)
+    x = torch.nested.nested_tensor(rows, layout=torch.jagged)
+    compiled(torch.sin, toy)(x)
+    assert toy.states == ["bypass"] and "nested" in toy.events[0][1]
+    assert not caplog.records and not recwarn.list
+
+
 def test_graph_without_a_stored_form(cache: Cache) -> None:
     def opaque(gm: fx.GraphModule, inputs: list[Any], info: GraphInfo) -> CompiledGraph:
         return CompiledGraph(None, interpreted(to_json(gm)).executable)
