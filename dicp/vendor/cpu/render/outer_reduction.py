@@ -65,13 +65,18 @@ class ColumnsWriter(Loops[Columns]):
         return torch.int32 if short else torch.int64
 
     def _accumulator_array(self, stmt: Reduce | Scan, pad: str) -> list[str]:
-        tile = self.form.tile
+        tile = self._tile_width()
         lines = [pad + self._array(self._total_type(stmt), f"column_{stmt.name}", tile)]
         clear = f"column_{stmt.name}[c] = {start_value(stmt.op, stmt.dtype)};"
         if stmt.finds_position:
             lines.append(pad + self._array(self._place_type(), f"column_at_{stmt.name}", tile))
             clear += f" column_at_{stmt.name}[c] = 0;"
         return [*lines, f"{pad}for (int64_t c = 0; c < {tile}; ++c) {{ {clear} }}"]
+
+    def _tile_width(self) -> int:
+        """How many columns a tile has at most."""
+        columns, tile = self.kernel.parallel[-1].size, self.form.tile
+        return min(columns, tile) if isinstance(columns, int) else tile
 
     def _pass_over_columns(
         self, scope: Scope, phases: Iterable[Phase], column: Var, loops: Sequence[Var],
@@ -197,8 +202,7 @@ class ColumnsWriter(Loops[Columns]):
         """Opens the loop over blocks of the loop `first`, each block with its own accumulators."""
         pad = margin(scope.indent)
         low, high = bounds or ("0", self.size(first.size))
-        width = min(column.size, self.form.tile) if isinstance(column.size, int) else self.form.tile
-        lines = []
+        width, lines = self._tile_width(), []
         for stmt in long:
             lines.append(f"{pad}double* total_{stmt.name} = column_{stmt.name};")
         lines += [
