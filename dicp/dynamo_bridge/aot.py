@@ -268,7 +268,7 @@ class _Training:
 
     def compile_backward(self, graph: fx.GraphModule, inputs: Sequence[Any]) -> Any:
         def compiled() -> Any:
-            with _collection_paused():
+            with _collection_paused(), torch_private.without_autocast():
                 made = in_own_chunk(
                     self.compiler.compile_graph, graph, list(inputs), self.backward_info
                 )

@@ -13,9 +13,11 @@ from dicp.cache import Cache
 from dicp.target import Executable
 from dicp.torch_private import (
     OutputCode,
+    autocast_enabled,
     is_batched,
     is_complex,
     map_over_batch,
+    without_autocast,
     without_real_base,
 )
 
@@ -72,6 +74,9 @@ class CompiledGraph(OutputCode):
         return self.executable
 
     def __call__(self, inputs: Sequence[Any]) -> Any:
+        if autocast_enabled():  # the graph has its conversions, and backward runs anywhere
+            with without_autocast():
+                return self(inputs)
         for position in self.tangents:
             tangent = inputs[position]
             if is_batched(tangent):  # `is_grads_batched` of torch.autograd.grad

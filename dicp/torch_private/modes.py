@@ -13,6 +13,12 @@ from torch.utils._python_dispatch import _disable_current_modes as disable_curre
 below_autograd = torch._C._AutoDispatchBelowAutograd
 """A context in which operators are not differentiated, nor decomposed in order to be."""
 
+autocast_enabled = torch._C._is_any_autocast_enabled
+"""Whether autocast is enabled for any device."""
+
+without_autocast = torch._C._DisableAutocast
+"""A context in which autocast is disabled for every device."""
+
 at_end_of_backward = torch.autograd.Variable._execution_engine.queue_callback
 """Call a function once the pass of autograd that is running has ended."""
 

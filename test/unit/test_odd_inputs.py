@@ -51,6 +51,31 @@ def test_an_input_with_the_negative_bit_is_written(backend: str) -> None:
     assert torch.equal(ours, theirs)
 
 
+def product(x: Tensor, w: Tensor) -> Tensor:
+    return (x @ w).sin()
+
+
+def product_of_some_rows(x: Tensor, w: Tensor) -> Tensor:
+    return product(x[(x.detach()[:, 0] > 0).nonzero().squeeze(1)], w)
+
+
+@pytest.mark.parametrize("backend", ["cpugraph", "topsgraph"])
+@pytest.mark.parametrize("fn", [product, product_of_some_rows])
+def test_backward_under_autocast(fn: Any, backend: str) -> None:
+    """Forward ran without autocast: so do compiled and eager operators of the backward graph."""
+
+    def gradients(run: Any, autocast: bool) -> list[Any]:
+        x, w = (torch.arange(32.0).reshape(n, -1).cos().requires_grad_() for n in (8, 4))
+        result = run(x, w)
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
+            result.sum().backward()
+        return [x.grad, w.grad]
+
+    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
+        found = gradients(torch.compile(fn, backend=backend), autocast=True)
+    torch.testing.assert_close(found, gradients(fn, autocast=False))
+
+
 @BACKENDS
 def test_a_gradient_with_the_negative_bit_is_read(backend: str) -> None:
     x = torch.randn(4, requires_grad=True)
