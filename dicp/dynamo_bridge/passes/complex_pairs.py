@@ -2,8 +2,8 @@
 
 Targets generate no complex code. Complex values that are connected by use are computed on pairs if
 every operator among them has a row here; complex inputs are viewed as pairs, and pairs that the
-graph returns, or that a library of the target takes, as complex values. Any other complex value
-stays as it is, for eager.
+graph returns, or that a Fourier transform or a library of the target takes, as complex values. Any
+other complex value stays as it is, for eager.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import fx
 from torch.fx.node import map_arg
 
 from dicp.domains import outside_domain
-from dicp.dynamo_bridge.analysis.values import same_strides, value_of
+from dicp.dynamo_bridge.analysis.values import same_strides, stride_order, value_of
 from dicp.dynamo_bridge.passes.base import Pass, PassContext
 
 aten = torch.ops.aten
@@ -244,10 +244,25 @@ def number(g: Emitter, node: fx.Node, given: fx.Node | complex, **kwargs: Any) -
     return g.joined(*(g.emit(aten.scalar_tensor.default, part, **known) for part in parts))
 
 
-@rule(aten.new_zeros.default)
-def zeros(g: Emitter, node: fx.Node, x: fx.Node, shape: Sequence[Any], **kwargs: Any) -> fx.Node:
+@rule(aten.new_zeros.default, aten.new_empty_strided.default)
+def new(
+    g: Emitter, node: fx.Node, x: fx.Node, shape: Sequence[Any], *strides: Any, **kwargs: Any
+) -> fx.Node:
+    op = aten.new_empty.default if strides else node.target
     part = value_of(node).real.dtype
-    return g.emit(node.target, g.pair(x) if is_complex(x) else x, [*shape, 2], dtype=part)
+    return g.emit(op, g.pair(x) if is_complex(x) else x, [*shape, 2], dtype=part)
+
+
+@rule(aten.zeros_like.default)
+def zeros_like(g: Emitter, node: fx.Node, x: fx.Node, **kwargs: Any) -> fx.Node:
+    return g.emit(node.target, _pair_of(g, node, x), dtype=value_of(node).real.dtype)
+
+
+@rule(aten.full.default, aten.zeros.default)
+def full(g: Emitter, node: fx.Node, shape: Sequence[Any], given: Any = 0, **kwargs: Any) -> fx.Node:
+    value = value_of(node)
+    known = {"dtype": value.real.dtype, "device": value.device}
+    return g.joined(*(g.emit(aten.full.default, shape, part, **known) for part in g.parts(given)))
 
 
 @rule(aten.slice_scatter.default, aten.select_scatter.default)
@@ -262,12 +277,17 @@ def concatenate(g: Emitter, node: fx.Node, parts: Sequence[fx.Node], dim: int = 
     return g.emit(node.target, [g.pair(x) for x in parts], dim % value_of(parts[0]).dim())
 
 
-@rule(aten.sum.dim_IntList)
+@rule(aten.sum.default, aten.sum.dim_IntList)
 def total(
-    g: Emitter, node: fx.Node, x: fx.Node, dims: Sequence[int], keep: bool = False
+    g: Emitter, node: fx.Node, x: fx.Node, dims: Sequence[int] = (), keep: bool = False
 ) -> fx.Node:
-    rank = value_of(x).dim()
-    return g.emit(node.target, g.pair(x), [d % rank for d in dims or range(rank)], keep)
+    """Of joined parts, each part: loops over the 2 of a concatenation are not vectorized."""
+    rank, pair = value_of(x).dim(), g.pair(x)
+    dims = [d % rank for d in dims or range(rank)]
+    if pair.target is not aten.cat.default:
+        return g.emit(aten.sum.dim_IntList, pair, dims, keep)
+    parts = g.parts_of_pair(pair)
+    return g.joined(*(g.emit(aten.sum.dim_IntList, part, dims, keep) for part in parts))
 
 
 @rule(aten.index_put.default)
@@ -281,15 +301,23 @@ ALONG_DIMS = frozenset({
     aten.permute.default, aten.transpose.int, aten.t.default, aten.select.int,
     aten.slice.Tensor, aten.squeeze.dim,
     aten.slice_scatter.default, aten.select_scatter.default, aten.cat.default,
-    aten.sum.dim_IntList, aten.index.Tensor, aten.index_put.default,
+    aten.sum.default, aten.sum.dim_IntList, aten.index.Tensor, aten.index_put.default,
 })  # fmt: skip
 COMPLEX_OPERANDS = {
     aten.slice_scatter.default: (0, 1), aten.select_scatter.default: (0, 1),
     aten.index_put.default: (0, 2), aten.where.self: (1, 2), aten.copy.default: (0,),
 }  # fmt: skip
 """Positions of operands that a rule requires to be complex, where eager also takes real ones."""
-CONVERSIONS = frozenset({"dtype", "layout", "device", "pin_memory"})
-"""Options of a conversion that a rule may drop: they repeat the operand's, or name the dtype."""
+TRANSFORMS = frozenset({aten._fft_r2c.default, aten._fft_c2c.default, aten._fft_c2r.default})
+"""Calls between pairs on every target: no part of a transform can be computed on pairs."""
+MADE_LIKE = frozenset({
+    aten.new_zeros.default, aten.new_empty_strided.default, aten.zeros_like.default,
+    aten._to_copy.default,
+})  # fmt: skip
+"""Operators whose result is on the device of their operand, unless an option names another."""
+OPTIONS = frozenset({"dtype", "layout", "device", "pin_memory", "memory_format"})
+"""Options that a rule may drop: they repeat the operand's, name the dtype, or choose strides, which
+results get back."""
 
 
 # ---- the pass ------------------------------------------------------------------------------------
@@ -314,12 +342,12 @@ def _has_rule(node: fx.Node) -> bool:
         return all(are_complex[k] for k in COMPLEX_OPERANDS[node.target])
     if node.target is aten.div.Tensor:
         return isinstance(node.args[0], fx.Node) and not isinstance(node.args[1], complex)
-    if node.target in (aten.new_zeros.default, aten._to_copy.default):
+    if node.target in MADE_LIKE:
         same_device = value_of(node).device == value_of(node.all_input_nodes[0]).device
-        return is_complex(node) and same_device and node.kwargs.keys() <= CONVERSIONS
+        return is_complex(node) and same_device and node.kwargs.keys() <= OPTIONS
     if node.target is aten.cat.default:
         return all(map(is_complex, node.args[0]))  # type: ignore[arg-type]
-    return node.target is not aten.sum.dim_IntList or "dtype" not in node.kwargs
+    return node.target not in (aten.sum.default, aten.sum.dim_IntList) or not node.kwargs
 
 
 def _connected(graph: fx.Graph) -> Iterator[list[fx.Node]]:
@@ -341,7 +369,9 @@ def complex_pairs(gm: fx.GraphModule, context: PassContext) -> bool:
     """Compute on pairs wherever a whole group of complex values can be, but for library calls."""
 
     def takes_complex(node: fx.Node) -> bool:
-        return node.op == "call_function" and not _has_rule(node) and context.compiles(node)
+        if node.op != "call_function" or _has_rule(node):
+            return False
+        return node.target in TRANSFORMS or context.compiles(node)
 
     chosen: set[fx.Node] = set()
     for members in _connected(gm.graph):
@@ -365,7 +395,7 @@ def complex_pairs(gm: fx.GraphModule, context: PassContext) -> bool:
         if is_complex(node):
             g.pairs[node] = new
         else:
-            node.replace_all_uses_with(_like(context, node, new))
+            node.replace_all_uses_with(_laid_out(context, value_of(node), new, node))
     for node in reversed([node for node in gm.graph.nodes if node in chosen]):
         if not node.users:
             gm.graph.erase_node(node)
@@ -376,17 +406,18 @@ def _restore_complex(user: fx.Node, g: Emitter, context: PassContext, chosen: se
     """Give `user`, which is not computed on pairs, its complex operands back."""
     for node in user.all_input_nodes:
         if node in chosen and node in g.pairs:
-            whole = g.emit(aten.view_as_complex.default, g.pairs[node])
-            user.replace_input_with(node, _like(context, node, whole, user))
+            pairs, laid_out = g.pairs[node], torch.view_as_real(value_of(node).resolve_conj())
+            if stride_order(laid_out)[-1] == laid_out.dim() - 1:  # copied while they are pairs
+                pairs = _laid_out(context, laid_out, pairs, user)
+            whole = g.emit(aten.view_as_complex.default, pairs)
+            user.replace_input_with(node, _laid_out(context, value_of(node), whole, user))
 
 
-def _like(
-    context: PassContext, node: fx.Node, new: fx.Node, before: fx.Node | None = None
-) -> fx.Node:
-    """`new` with the strides of `node`, which it replaces."""
-    if same_strides(value_of(node), value_of(new)):
+def _laid_out(context: PassContext, value: torch.Tensor, new: fx.Node, before: fx.Node) -> fx.Node:
+    """`new`, or a copy of it before the node `before`, with the strides of `value`."""
+    if same_strides(value, value_of(new)):
         return new
-    return context.infer.restride(before or node, new, value_of(node))
+    return context.infer.restride(before, new, value)
 
 
 COMPLEX_PAIRS = Pass("complex pairs", complex_pairs)
