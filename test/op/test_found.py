@@ -110,6 +110,14 @@ FOUND: dict[str, tuple[Callable[..., Any], tuple[torch.Tensor, ...]]] = {
         lambda x: (lambda y: (y[..., None], y, y[0]))(torch.softmax(x @ x.mT * 0.5, -1) @ x),
         (torch.randn(2, 7, 4),),
     ),
+    "logic_of_a_number_that_the_common_dtype_rounds_to_zero": (
+        lambda x, y: (torch.logical_and(x, y), torch.logical_or(y, x), torch.logical_xor(x, y)),
+        (torch.tensor(1e-300, dtype=torch.float64), torch.tensor([0.0, 2.0]).half()),
+    ),
+    "complex_numbers_are_joined_with_nothing": (
+        lambda x, y: (torch.cat([x, y], -1), torch.cat([y, x]), torch.cat([x, x])),
+        (torch.empty(0, dtype=torch.complex64), torch.randn(2, 3, dtype=torch.complex64)),
+    ),
     "views_in_other_dtypes_share_memory": (
         lambda x: (lambda y: (y, y[2:].view(torch.int16)[1:], y[2:].view(torch.int64)))(x + 1),
         (torch.randn(6),),

@@ -274,7 +274,9 @@ def scatter_slice(
 
 @rule(aten.cat.default)
 def concatenate(g: Emitter, node: fx.Node, parts: Sequence[fx.Node], dim: int = 0) -> fx.Node:
-    return g.emit(node.target, [g.pair(x) for x in parts], dim % value_of(parts[0]).dim())
+    rank = value_of(node).dim()
+    joined = [g.pair(x) for x in parts if value_of(x).dim() == rank]  # others have sizes (0,)
+    return g.emit(node.target, joined, dim % rank)
 
 
 @rule(aten.sum.default, aten.sum.dim_IntList)

@@ -160,6 +160,15 @@ def _shift(kind: str) -> Any:
     return lambda g, x, y: g.binary(kind, x, y)
 
 
+def _logical(kind: str) -> Any:
+    def apply(g: Ops, x: Value, y: Value) -> Value:
+        dtype = _common_dtype(x, y)  # in which a tiny number may be 0
+        x, y = (g.cast(z, dtype) if z.dtype.is_floating_point else z for z in (x, y))
+        return g.op(kind, g.truth(x), g.truth(y))
+
+    return apply
+
+
 _add_all(REAL_FUNCTIONS, _real, UNARY)
 _add_all(NUMBER_FUNCTIONS, _number, UNARY)
 _add_all(ROUNDINGS, _rounding, UNARY)
@@ -178,9 +187,9 @@ RULES.update({
     aten.bitwise_not.default:
         lambda g, x: g.op("LogicalNot" if x.dtype == torch.bool else "Invert", x),
     aten.logical_not.default: lambda g, x: g.op("LogicalNot", g.truth(x)),
-    aten.logical_and.default: lambda g, x, y: g.op("LogicalAnd", g.truth(x), g.truth(y)),
-    aten.logical_or.default: lambda g, x, y: g.op("LogicalOr", g.truth(x), g.truth(y)),
-    aten.logical_xor.default: lambda g, x, y: g.op("NotEqual", g.truth(x), g.truth(y)),
+    aten.logical_and.default: _logical("LogicalAnd"),
+    aten.logical_or.default: _logical("LogicalOr"),
+    aten.logical_xor.default: _logical("NotEqual"),
 })  # fmt: skip
 
 
