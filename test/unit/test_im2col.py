@@ -86,6 +86,16 @@ def test_rows_of_channels(tmp_path: Path) -> None:
     assert "dicp_im2col_filters" in steps
 
 
+def test_gradients_of_filters_that_are_larger_than_channels_last_images(tmp_path: Path) -> None:
+    """Depthwise convolutions make the whole graph channels-last."""
+    x, each, w = leaf(2, 64, 4, 5), leaf(64, 1, 3, 3), leaf(48, 64, 3, 3)
+
+    def convolve(x: Tensor, each: Tensor, w: Tensor) -> Tensor:
+        return F.conv2d(F.conv2d(x, each, padding=1, groups=64), w, padding=2, dilation=2)
+
+    assert "dicp_im2col_filters" in check(tmp_path, convolve, x, each, w)
+
+
 def test_large_and_wide_ones_go_elsewhere(tmp_path: Path) -> None:
     wide = check(tmp_path, F.conv2d, torch.randn(2, 40, 9, 40), torch.randn(40, 40, 3, 3))
     assert wide == ["dicp_convolution"]

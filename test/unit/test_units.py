@@ -108,7 +108,7 @@ def test_routines_of_tile_registers_are_told(
 
 @pytest.mark.parametrize("train", [False, True], ids=["inference", "training"])
 def test_small_images_and_steps_are_told(train: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those of a model whose images lie channels last are convolved otherwise."""
+    """Images that lie channels last are convolved otherwise, but for gradients of more filters."""
     monkeypatch.setattr(choice, "limits", lambda: WIDE_CONVOLUTIONS)
 
     def told(filters: int, size: int, **options: Any) -> list[str]:
@@ -130,7 +130,8 @@ def test_small_images_and_steps_are_told(train: bool, monkeypatch: pytest.Monkey
     assert told(15, 18) == []
     assert told(32, 60, stride=2) == (["im2col"] if train else []), "the gradient of images"
     gm = graph_of(depthwise, torch.randn(1, 32, 9, 9), torch.randn(32, 1, 3, 3))
-    names = ["depthwise_3", "depthwise_gradients_3"] if train else ["depthwise_3"]
+    gradients = ["depthwise_gradients_3", "im2col_filters"] if train else []
+    names = ["depthwise_3", *gradients]
     assert expected_groups(gm, train, FACTS, lambda which: True) == [
         Group(name, "") for name in names
     ]

@@ -205,6 +205,19 @@ def filters_gradient(how: Options, x: Shaped, w: Shaped, out: Sequence[Size]) ->
     return "convolution" if _is_better_gradient(w, out, axes) else None
 
 
+def has_few_pixels(how: Options, x: Shaped, w: Shaped, out: Sequence[Size]) -> bool:
+    """Whether the gradient of filters from channels-last images is that of row-major copies.
+
+    The library's, of 3x3 filters and float32, takes 2 to 10 times as long with channels-last images
+    where the filters are larger than the images.
+    """
+    if not all(isinstance(n, int) for n in (*x.shape, *w.shape)):
+        return False
+    few = product(x.shape) < product(w.shape)  # type: ignore[operator]
+    several = any(axis.taps != 1 for axis in how.axes(x, w, out))
+    return few and several and filters_gradient(how, x, w, out) == "im2col"
+
+
 def gradient_is_convolution(how: Options) -> bool:
     """Whether the gradient of row-major images is computed as a convolution of grad_output."""
     return how.groups == 1 and all(step == 1 for step in how.stride)

@@ -88,6 +88,10 @@ def convolution_backward(
             results[:2] = _backward(lw, grad, x, w, images, filters, how)
         else:
             results[:2] = nhwc.gradients(lw, grad, x, w, images, filters, how)
+            problem = how, in_first_call(lw, x), w, lw.first_sizes(grad.shape)
+            if filters and results[1] is None and choice.has_few_pixels(*problem):
+                row_major = lw.result(metas[1].contiguous())
+                results[1] = _filters_gradient(lw, "im2col", grad, x, w, row_major, how)
     elif how.fits_depthwise(x, w) and are_supported(grad, x, w):
         axes = how.axes(x, w, grad.shape)
         if mask[0]:
@@ -231,15 +235,21 @@ def _backward(
     if filters is None or filters.strides != contiguous_strides(filters.shape):
         return found[0], None
     kind = choice.filters_gradient(how, in_first_call(lw, x), w, lw.first_sizes(grad.shape))
-    if kind is None:
-        return found[0], None
+    if kind is not None:
+        found[1] = _filters_gradient(lw, kind, grad, x, w, filters, how)
+    return found[0], found[1]
+
+
+def _filters_gradient(
+    lw: Lowering, kind: str, grad: Value, x: Value, w: Value, filters: Ref, how: Options
+) -> Value:
+    """The gradient in `filters`, which are contiguous."""
     grad_output, axes = _row_major(lw, grad), how.axes(x, w, grad.shape)
     skips = (
         _skips_padding(x, w, axes, how.groups) if all(axis.dilation == 1 for axis in axes) else 0
     )
     image, sizes = _problem(lw, x, w, axes, how.groups, grad_output, skips)
-    (found[1],) = call(lw, f"dicp_{kind}_filters", (image, grad_output), (filters,), sizes)
-    return found[0], found[1]
+    return call(lw, f"dicp_{kind}_filters", (image, grad_output), (filters,), sizes)[0]
 
 
 def _images_gradient(

@@ -159,6 +159,7 @@ def _groups_of_convolution(
         kinds += [
             "nhwc" if choice.is_images_gradient_by_nhwc(how, images, w, sizes) else None,
             "nhwc_filters" if choice.is_filters_gradient_by_nhwc(how, images, w, sizes) else None,
+            "im2col_filters" if choice.has_few_pixels(how, images, w, sizes) else None,
         ]
     for kind in filter(None, kinds):
         if kind == "depthwise":
