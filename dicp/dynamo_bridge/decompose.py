@@ -39,6 +39,7 @@ from dicp.dynamo_bridge.own_decompositions import (
     SCATTERS,
     affine_grid,
     broadcast_complex,
+    contiguous_copy,
     in_one_dtype,
     ldexp_of_number,
     multi_margin_loss,
@@ -313,6 +314,11 @@ def replace_functions(gm: fx.GraphModule) -> None:
         for node in gm.graph.find_nodes(op="call_function", target=function):
             if len(node.args) <= most and node.kwargs.keys() <= named:
                 replacements[node] = ours
+    for node in gm.graph.find_nodes(op="call_method", target="contiguous"):
+        source = node.args[0]
+        assert isinstance(source, fx.Node)
+        if torch_private.are_apart(*(each.meta.get("example_value") for each in (source, node))):
+            node.op, replacements[node] = "call_function", contiguous_copy
     _set_targets(gm, replacements)
 
 

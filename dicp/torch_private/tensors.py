@@ -122,11 +122,22 @@ def sharing_inputs(inputs: Sequence[Any]) -> list[list[int]]:
     """Positions of inputs, real or fake, that share memory with others: a list for each memory."""
     groups: dict[int, list[int]] = {}
     for position, value in enumerate(inputs):
-        if not isinstance(value, torch.Tensor) or value.layout != torch.strided:
-            continue
-        if not is_traceable_wrapper_subclass(value):
-            groups.setdefault(value.untyped_storage()._cdata, []).append(position)
+        memory = _memory_of(value)
+        if memory is not None:
+            groups.setdefault(memory, []).append(position)
     return [group for group in groups.values() if len(group) > 1]
+
+
+def are_apart(x: Any, y: Any) -> bool:
+    """Whether two strided tensors, real or fake, share no memory; False for other values."""
+    memories = {_memory_of(x), _memory_of(y)}
+    return len(memories) == 2 and None not in memories
+
+
+def _memory_of(value: Any) -> int | None:
+    if not isinstance(value, torch.Tensor) or value.layout != torch.strided:
+        return None
+    return None if is_traceable_wrapper_subclass(value) else int(value.untyped_storage()._cdata)
 
 
 def storage_use_count(storage: torch.UntypedStorage) -> int:
