@@ -137,7 +137,10 @@ def are_apart(x: Any, y: Any) -> bool:
 def _memory_of(value: Any) -> int | None:
     if not isinstance(value, torch.Tensor) or value.layout != torch.strided:
         return None
-    return None if is_traceable_wrapper_subclass(value) else int(value.untyped_storage()._cdata)
+    is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor(value)
+    if is_wrapped or is_traceable_wrapper_subclass(value):
+        return None
+    return int(value.untyped_storage()._cdata)
 
 
 def storage_use_count(storage: torch.UntypedStorage) -> int:

@@ -96,7 +96,7 @@ UPDATES: dict[str, tuple[Any, int]] = {
     "from its own rows": (lambda x: x.index_copy_(0, AT, x[:2] + 1), 2),
     "old rows kept": (lambda x: (x * 2, x.index_copy_(0, AT, ROWS))[0], 2),
     "into another tensor": (lambda x: x.index_copy(0, AT, ROWS), 2),
-    "of a strided view": (lambda x: x.t().index_copy_(1, AT, ROWS.t()), 3),
+    "of a strided view": (lambda x: x.t().index_copy_(1, AT, ROWS.t()), 4),
 }
 
 
