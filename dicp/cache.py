@@ -223,7 +223,8 @@ class Cache:
         trouble = ""
         for store, _ in self._readable():
             found = [each for each in store.scan() if not kinds or each.kind in kinds]
-            trouble = _remove(store, found, removed) or trouble
+            gone, failed = _remove(store, found)
+            removed, trouble = removed + gone, failed or trouble
         return self._info(removed, trouble)
 
     def gc(self, max_bytes: int | None = None) -> CacheInfo:
@@ -344,9 +345,7 @@ class Cache:
                         continue
                     evicted.append(entry)
                     excess -= entry.bytes
-                removed: list[Found] = []
-                trouble = _remove(store, evicted, removed)
-                return self._info(removed, trouble)
+                return self._info(*_remove(store, evicted))
         except Timeout:
             return self._info((), "another process is removing entries")
         except (OSError, NotImplementedError) as error:
@@ -370,15 +369,14 @@ def _opened(folder: Path, max_bytes: int, process: int) -> Cache:
     return Cache(folder, max_bytes)
 
 
-def _remove(store: Store, entries: Sequence[Found], removed: list[Found]) -> str:
-    """Moves entries to `removed`, up to the first that cannot be; returns why it cannot."""
-    for entry in entries:
+def _remove(store: Store, entries: Sequence[Found]) -> tuple[list[Found], str]:
+    """The entries removed, up to the first that cannot be, and why it cannot (empty: all are)."""
+    for position, entry in enumerate(entries):
         try:
             store.discard(entry.kind, entry.key)
         except OSError as error:
-            return f"entries cannot be removed: {reason_of(error)}"
-        removed.append(entry)
-    return ""
+            return list(entries[:position]), f"entries cannot be removed: {reason_of(error)}"
+    return list(entries), ""
 
 
 def _check_names(kind: str, key: str, *names: str) -> None:

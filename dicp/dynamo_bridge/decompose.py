@@ -39,7 +39,6 @@ from dicp.dynamo_bridge.own_decompositions import (
     SCATTERS,
     affine_grid,
     broadcast_complex,
-    contiguous_copy,
     in_one_dtype,
     ldexp_of_number,
     multi_margin_loss,
@@ -305,7 +304,7 @@ REPLACED: dict[Any, tuple[Callable[..., Any], int, frozenset[str]]] = {
 def replace_functions(gm: fx.GraphModule) -> None:
     """Call ours, in Dynamo's graph, in place of a function that tracing decomposes wrongly, or to
     operators that take longer."""
-    replacements: dict[fx.Node, Callable[..., Any]] = {}
+    replacements: dict[fx.Node, fx.node.Target] = {}
     for name in CONTIGUOUS_IN_PLACE:
         for node in gm.graph.find_nodes(op="call_method", target=name):
             node.op, node.args = "call_function", (name, *node.args)
@@ -317,8 +316,11 @@ def replace_functions(gm: fx.GraphModule) -> None:
     for node in gm.graph.find_nodes(op="call_method", target="contiguous"):
         source = node.args[0]
         assert isinstance(source, fx.Node)
+        # A copy in eager. After a write in place the functional form of `source` may be contiguous,
+        # and would be returned: what is written into the copy would be written into `source`.
         if torch_private.are_apart(*(each.meta.get("example_value") for each in (source, node))):
-            node.op, replacements[node] = "call_function", contiguous_copy
+            node.kwargs = {"memory_format": torch.contiguous_format, **node.kwargs}
+            replacements[node] = "clone"
     _set_targets(gm, replacements)
 
 
@@ -345,7 +347,7 @@ def keep_interpolation(gm: fx.GraphModule, target: Target, train: bool) -> None:
     _set_targets(gm, replacements)
 
 
-def _set_targets(gm: fx.GraphModule, targets: Mapping[fx.Node, Callable[..., Any]]) -> None:
+def _set_targets(gm: fx.GraphModule, targets: Mapping[fx.Node, fx.node.Target]) -> None:
     for node, target in targets.items():
         node.target = target
     if targets:

@@ -248,17 +248,6 @@ def pad(
     return x.contiguous()
 
 
-def contiguous_copy(
-    x: Tensor, memory_format: torch.memory_format = torch.contiguous_format
-) -> Tensor:
-    """`x.contiguous(memory_format)` where that is a copy in eager.
-
-    After a write in place `x` may be contiguous in its functional form: it would be returned, and
-    what is written into the copy would be written into `x`.
-    """
-    return x.clone(memory_format=memory_format)
-
-
 def affine_grid(theta: Tensor, size: Sequence[int], align_corners: bool | None = None) -> Tensor:
     """torch.nn.functional.affine_grid, a matrix product where tracing does not give eager's result:
     under autocast, which computes it in 16 bits, and for images of a single row or column, of which
