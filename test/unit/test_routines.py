@@ -258,6 +258,7 @@ def test_few_rows_add_rows_of_weights(tmp_path: Path, level: str, dtype: torch.d
 
 
 @by_dtype
+@pytest.mark.usefixtures("by_vectors")
 @pytest.mark.parametrize("level", ["native", "x86-64-v3"])
 def test_quantized_weights_are_read_as_bytes(
     tmp_path: Path, level: str, dtype: torch.dtype

@@ -92,6 +92,27 @@ def test_rows_beside_weights(
         assert fused == [f"dicp_{kind}_biased_bf16"]
 
 
+@pytest.mark.parametrize(
+    ("rows", "kind"),
+    [(1, "dots"), (4, "dots"), *((n, "product_on_tiles") for n in (5, 16, 33, 192)),
+     (193, "product")],
+)  # fmt: skip
+def test_weights_of_bytes(
+    monkeypatch: pytest.MonkeyPatch, folder: Path, rows: int, kind: str
+) -> None:
+    """Depths of one block and of several, odd ones; columns that end within a tile."""
+    monkeypatch.setattr(product, "has_tiles", lambda: True)
+    for depth, columns in ((3, 5), (67, 33), (64, 32), (1101, 70)):
+        x = torch.randn(rows, depth).to(HALF)
+        w = torch.randint(-128, 128, (columns, depth), dtype=torch.int8)
+        steps = on_tiles(folder, lambda x, w: x @ w.t().to(x.dtype), x, w)
+        assert steps == [f"dicp_{kind}_of_bytes_bf16"]
+    apart = torch.randn(rows, 2, 66).to(HALF)[:, 1]
+    wide = torch.randint(-128, 128, (40, 90), dtype=torch.int8)[:, 5:71]
+    steps = on_tiles(folder, lambda x, w: x @ w.t().to(x.dtype), apart, wide)
+    assert steps == [f"dicp_{kind}_of_bytes_bf16"]
+
+
 def test_epilogue_and_groups(folder: Path) -> None:
     x, w, b = (torch.randn(*s).to(HALF) for s in ((50, 20), (70, 20), (70,)))
     x[0, 0], x[1, 0] = torch.nan, torch.inf

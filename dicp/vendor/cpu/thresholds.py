@@ -245,6 +245,14 @@ MAX_AXPYS, MAX_NARROW_AXPYS = 2, 1
 On an AMD EPYC (Zen 5), one thread, 64x256 to 384x8192 numbers: one row takes 0.40 to 0.83 of
 oneDNN's time in float32 and 0.52 to 0.61 in bfloat16, 1.0 to 1.2 of BLAS's; two rows 0.57 to 0.95
 of our tiles' time in float32 and 0.83 to 1.21 in bfloat16, more rows up to 2."""
+MAX_TILE_BYTES_DOTS, MAX_TILE_BYTES_ROWS = 4, 192
+"""Rows in bfloat16 up to which a product with int8 weights is computed by dot products, and by a
+routine of its own, where there are tile registers.
+
+On an Intel Xeon (Emerald Rapids), one thread, weights of 1024x2816 to 4096x4096 numbers, of the
+least time of the other routines: dot products, which multiply in float32 there, 0.51 to 0.85 for up
+to 4 rows; tiles 0.68 to 0.71 for 8 rows, 0.67 to 0.77 for 16 to 128, 0.79 to 0.87 for 192, 0.91 to
+1.15 for 256."""
 MAX_BYTES_ROWS, MAX_OWN_BYTES_ROWS = 64, 512
 """Rows up to which a product reads int8 weights unconverted, everywhere and where our kernel
 multiplies faster than BLAS. Otherwise they are converted in memory at every run.

@@ -53,6 +53,9 @@ GROUPS = {
     "axpys": _both("dicp_axpys", "d_product_by_axpys<{}>"),
     "dots_bytes": {"dicp_dots_of_bytes": "d_product_of_bytes_by_dots<{}>(args, sizes)"},
     "product_bytes": {"dicp_product_of_bytes": "d_product_of_bytes<{}>(args, sizes)"},
+    "product_bytes_on_tiles": {
+        "dicp_product_on_tiles_of_bytes": "d_product_of_bytes_on_tiles<{}>(args, sizes)"
+    },
     "convolution": _both("dicp_convolution", "d_convolve"),
     "nhwc": {
         **_both("dicp_nhwc", "d_convolve_nhwc"),

@@ -91,9 +91,9 @@ d_inline void d_finish_row(const P& p, int64_t batch, int64_t r, int64_t column,
   d_copy(row, 0, 1, 1, n, p.c + batch * p.c_batch + r * p.c_row + column, 0);
 }
 
-// The numbers of a column of B, of type W, are adjacent.
-template <class T, class W> struct d_dots {
-  typedef d_packed<T> packed;
+// The numbers of a column of B, of type W, are adjacent. C holds numbers of type T, and products are of type P.
+template <class T, class W, class P = T> struct d_dots {
+  typedef d_packed<P> packed;
   int64_t batches, rows, columns, depth;
   d_matrix<T> a;
   d_matrix<W> b;
@@ -107,7 +107,7 @@ template <class T, class W> struct d_dots {
   void dots(const packed* copy, int64_t step, const W* line, int64_t next, float* to, int some) const {
     float sums[(N * R + d_lanes - 1) / d_lanes * d_lanes];
     for (int64_t r = 0; r < rows; r += R) {
-      d_dot_products<N, R, T>(depth, line, next, copy + r * step, step, sums);
+      d_dot_products<N, R, P>(depth, line, next, copy + r * step, step, sums);
       for (int64_t i = 0; i < d_min(rows - r, R); ++i)
         for (int w = 0; w < some; ++w) to[(r + i) * d_dot_columns + w] = sums[w * R + i];
     }
@@ -141,7 +141,7 @@ template <class T, class W> struct d_dots {
     for (int64_t r = 0; r < rows; ++r) d_finish_row(*this, batch, r, column, n, tile + r * d_dot_columns);
   }
   __attribute__((noinline)) void run() const {
-    const int64_t step = d_round_up(d_packed_depth<T>(depth), d_lanes) + d_lanes, size = (rows + 3) * step;
+    const int64_t step = d_round_up(d_packed_depth<P>(depth), d_lanes) + d_lanes, size = (rows + 3) * step;
     const int64_t strips = (columns + d_dot_columns - 1) / d_dot_columns;
     const d_workspaces workspace(batches * size, 1);
     if (!workspace.data) return;
@@ -195,6 +195,11 @@ template <class T> struct d_bytes_product_args {
         b{(const int8_t*)args[1], 0, 1, sizes[5]}, c((T*)args[2]), c_row(sizes[6]) {}
 };
 template <class T> static void d_product_of_bytes_by_dots(void** args, const int64_t* sizes) {
+#if defined(D_TILES)
+  typedef float product;  // of a single row: converting bytes to pairs of bfloat16 takes longer
+#else
+  typedef T product;
+#endif
   const d_bytes_product_args<T> p(args, sizes);
-  d_dots<T, int8_t>{1, p.rows, p.columns, p.depth, p.a, p.b, nullptr, false, p.c, 0, p.c_row, d_none}.run();
+  d_dots<T, int8_t, product>{1, p.rows, p.columns, p.depth, p.a, p.b, nullptr, false, p.c, 0, p.c_row, d_none}.run();
 }

@@ -265,9 +265,13 @@ template <class T> d_inline d_vec d_load_packed(const T* at) {
 }
 template <class C> d_inline d_vec d_load_packed_bytes(const int8_t* at) {
   if constexpr (d_pack_factor<C> == 1) return d_load_floats(at);
-  const d_vec both[2] = {d_load_floats(at), d_load_floats(at + d_lanes)};
-  d_vec packed;
-  d_store_row((d_bf16*)&packed, both, false);
+  d_vec packed = d_load_floats(at);
+#if defined(__AVX512BF16__)
+  // The upper halves of both vectors: a byte's bfloat16 is exact.
+  static const d_bf16 upper[d_panel] = {1,  3,  5,  7,  9,  11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31,
+                                        33, 35, 37, 39, 41, 43, 45, 47, 49, 51, 53, 55, 57, 59, 61, 63};
+  asm("vpermt2w %2, %1, %0" : "+v"(packed) : "v"(*(const d_words*)upper), "v"(d_load_floats(at + d_lanes)));
+#endif
   return packed;
 }
 template <class T> d_inline d_vec d_load_packed(const int8_t* at) {
@@ -333,17 +337,25 @@ d_inline void d_tile_step(const d_bf16_pair* a, int64_t a_step, const d_bf16_pai
     if constexpr (V == 2) d_tile_multiply_add<3, 5, 7>();
   }
 }
-// `sums`: R rows of two vectors; the second ones stay as they are if V is 1. `between` runs after each
-// step: other work overlaps with the tile unit's.
+// `sums`: R rows of two vectors; the second ones stay as they are if V is 1. The products are added to those
+// in `before`, unless it is null. `between` runs after each step: other work overlaps with the tile unit's.
 template <int R, int V, class F>
 __attribute__((noinline)) static void d_compute_tile_in_registers(int64_t depth,
                                                                   const d_tile_operands<d_bf16_pair>& of,
-                                                                  float* sums, const F& between) {
+                                                                  const float* before, float* sums,
+                                                                  const F& between) {
   constexpr int64_t row = 2 * sizeof(d_vec);
-  d_tile_zero<0>();
-  d_tile_zero<1>();
-  d_tile_zero<2>();
-  d_tile_zero<3>();
+  if (before) {
+    d_tile_load<0>(before, row);
+    if constexpr (V == 2) d_tile_load<1>(before + 16, row);
+    if constexpr (R == 32) d_tile_load<2>(before + 16 * d_panel, row);
+    if constexpr (R == 32 && V == 2) d_tile_load<3>(before + 16 * d_panel + 16, row);
+  } else {
+    d_tile_zero<0>();
+    d_tile_zero<1>();
+    d_tile_zero<2>();
+    d_tile_zero<3>();
+  }
   int64_t k = 0;
   for (; k + 16 <= depth; k += 16) {
     d_tile_step<R, V>(of.a + k, of.a_row, of.b + k * of.b_step, of.b_step);
@@ -370,7 +382,7 @@ d_inline void d_compute_tile(int64_t depth, const d_tile_operands<d_bf16_pair>& 
   d_vec sums[2 * R];
   if constexpr (V == 1)
     for (int i = 0; i < R; ++i) sums[2 * i + 1] = d_vec{};
-  d_compute_tile_in_registers<R, V>(depth, of, (float*)sums, [] {});
+  d_compute_tile_in_registers<R, V>(depth, of, nullptr, (float*)sums, [] {});
   for (int i = 0; i < R; ++i) store(i, sums + 2 * i);
 }
 #endif
@@ -659,6 +671,20 @@ static void d_pack_rows(const d_bf16* from, int64_t row_step, int64_t column_ste
     for (int64_t c = r < whole_rows ? whole : 0; 2 * c < depth; ++c)
       d_pack_element(to + r * to_step + c, from + r * row_step + 2 * c * column_step, column_step,
              depth - 2 * c);
+}
+// The same for bytes that are adjacent in a row.
+static void d_pack_rows(const int8_t* from, int64_t row_step, int64_t, int64_t rows, int64_t depth,
+                        d_bf16_pair* to, int64_t to_step) {
+  const int64_t vectors = depth / d_panel;
+  for (int64_t r = 0; r < rows; ++r, from += row_step, to += to_step) {
+    d_vec* vector = (d_vec*)to;
+#pragma GCC unroll 4
+    for (int64_t v = 0; v < vectors; ++v) {
+      d_prefetch_ahead(from + v * d_panel, row_step);
+      vector[v] = d_load_packed_bytes<d_bf16_pair>(from + v * d_panel);
+    }
+    for (int64_t k = vectors * d_panel; k < depth; k += 2) d_pack_element(to + k / 2, from + k, 1, depth - k);
+  }
 }
 static void d_pack_panel(const d_bf16* from, int64_t row_step, int64_t column_step, int64_t depth,
                      int64_t columns, d_bf16_pair* to) {

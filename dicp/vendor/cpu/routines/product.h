@@ -142,9 +142,9 @@ template <class T, bool by_columns = false, class W = T> struct d_gemm {
       const auto between = [&] { finish_rows(pending, d_min(pending.next + rows, pending.height)); };
       float* sums = pending.buffers[pending.sums == pending.buffers[0]];
       if (tile_rows == tile_shape::short_rows)
-        d_compute_tile_in_registers<tile_shape::short_rows, 2>(part, from, sums, between);
-      else if (wide <= d_lanes) d_compute_tile_in_registers<tile_shape::rows, 1>(part, from, sums, between);
-      else d_compute_tile_in_registers<tile_shape::rows, 2>(part, from, sums, between);
+        d_compute_tile_in_registers<tile_shape::short_rows, 2>(part, from, nullptr, sums, between);
+      else if (wide <= d_lanes) d_compute_tile_in_registers<tile_shape::rows, 1>(part, from, nullptr, sums, between);
+      else d_compute_tile_in_registers<tile_shape::rows, 2>(part, from, nullptr, sums, between);
       finish_tile(pending);
       pending.sums = sums, pending.next = 0, pending.height = height, pending.row = row, pending.wide = wide;
       pending.before = before, pending.has_before = done != 0;
@@ -365,6 +365,67 @@ template <class T> static void d_product_of_bytes(void** args, const int64_t* si
   const d_bytes_product_args<T> p(args, sizes);
   d_gemm<T, false, int8_t>{1, p.rows, p.columns, p.depth, p.a, p.b, nullptr, false, p.c, 0, p.c_row, d_none}
       .run();
+}
+
+#if defined(D_TILES)
+// The product of few rows with a matrix of bytes, transposed: 32 columns of B, as rows that are adjacent in
+// memory, are converted in blocks that the L1 cache keeps. Sums go on from block to block.
+struct d_byte_tiles {
+  static constexpr int64_t height = d_tile_shape<d_bf16_pair>::rows, block = 256, step = block + d_lanes,
+                           tile = height * d_panel;
+  int64_t rows, columns, depth;
+  d_matrix<d_bf16> a;
+  d_matrix<int8_t> b;
+  d_bf16* c;
+  int64_t c_row;
+
+  int64_t packed_depth() const { return d_packed_depth<d_bf16>(depth); }
+  int64_t panels() const { return (rows + d_panel - 1) / d_panel; }
+  // The results of `count` columns from `column` on; `right` holds the panels of A.
+  void task(int64_t column, int64_t count, const d_bf16_pair* right, float* workspace) const {
+    d_bf16_pair* left = (d_bf16_pair*)workspace;
+    float* sums = workspace + height * step;
+    for (int64_t k = 0; k < packed_depth(); k += block) {
+      const int64_t part = d_min(packed_depth() - k, block), numbers = d_min(depth - 2 * k, 2 * part);
+      d_pack_rows(b.data + column * b.column + 2 * k, b.column, 1, count, numbers, left, step);
+      for (int64_t j = 0; j < panels(); ++j) {
+        const d_tile_operands<d_bf16_pair> of = {
+            left, step, 1, right + (j * packed_depth() + k) * d_panel, d_panel};
+        float *to = sums + j * tile, *before = k ? to : nullptr;
+        if (rows - j * d_panel <= d_lanes) d_compute_tile_in_registers<height, 1>(part, of, before, to, [] {});
+        else d_compute_tile_in_registers<height, 2>(part, of, before, to, [] {});
+      }
+    }
+    const d_gemm<d_bf16, true> all = {1, columns, rows, depth, {}, {}, nullptr, false, c, 0, c_row, d_none};
+    for (int64_t j = 0; j < panels(); ++j)
+      all.store_transposed_bf16(sums + j * tile, count, d_min(rows - j * d_panel, d_panel),
+                                all.at(c, column, j * d_panel));
+  }
+  __attribute__((noinline)) void run() const {
+    const d_workspaces right(panels() * packed_depth() * d_panel, 1), workspaces(height * step + panels() * tile);
+    if (!right.data || !workspaces.data) return;
+    if (!depth) d_clear(workspaces.data, 0, workspaces.count * d_threads());  // sums of nothing are 0
+    d_pack_panels<d_bf16>(a.data, a.column, a.row, depth, rows, (d_bf16_pair*)right.data);
+#pragma omp parallel if (rows * columns * depth > 50000)
+    {
+      const d_tile_scope tile_scope;
+      float* workspace = workspaces.of_thread();
+#pragma omp for schedule(dynamic)
+      for (int64_t k = 0; k < (columns + height - 1) / height; ++k)
+        task(k * height, d_min(columns - k * height, height), (const d_bf16_pair*)right.data, workspace);
+    }
+  }
+};
+#endif
+// The same on tile registers, where there are any, for few rows of bfloat16.
+template <class T> static void d_product_of_bytes_on_tiles(void** args, const int64_t* sizes) {
+#if defined(D_TILES)
+  if constexpr (d_uses_tiles<d_packed<T>>) {
+    const d_bytes_product_args<T> p(args, sizes);
+    d_byte_tiles{p.rows, p.columns, p.depth, p.a, p.b, p.c, p.c_row}.run();
+  } else
+#endif
+    d_product_of_bytes<T>(args, sizes);
 }
 
 // Rows of a are in groups, each with a b of its own; `ends` says where groups end.

@@ -26,6 +26,8 @@ from dicp.vendor.cpu.thresholds import (
     MAX_NARROW_DOTS,
     MAX_OWN_BYTES_ROWS,
     MAX_PACKING,
+    MAX_TILE_BYTES_DOTS,
+    MAX_TILE_BYTES_ROWS,
     MAX_TRANSPOSED,
     MAX_TRANSPOSED_ROWS,
     MAX_TRANSPOSED_TILE_ROWS,
@@ -239,5 +241,15 @@ def _bytes_of(lw: Lowering, a: Value, out: Ref, most: int) -> Ref | None:
 def _by_bytes(lw: Lowering, a: Value, weights: Ref, out: Ref) -> Value:
     left = lw.realize(a)
     sizes = [*out.shape, a.shape[1], *left.strides, weights.strides[1], out.strides[0]]
-    kind = "dots" if isinstance(a.shape[0], int) and a.shape[0] <= MAX_BYTES_DOTS else "product"
-    return call(lw, f"dicp_{kind}_of_bytes", (left, weights), (out,), sizes)[0]
+    name = f"dicp_{bytes_variant(a.dtype, a.shape[0])}_of_bytes"
+    return call(lw, name, (left, weights), (out,), sizes)[0]
+
+
+def bytes_variant(dtype: torch.dtype, rows: Size) -> str:
+    """The group of routines for a product with int8 weights."""
+    tiles = dtype == torch.bfloat16 and has_tiles()
+    if not isinstance(rows, int):
+        return "product"
+    if rows <= (MAX_TILE_BYTES_DOTS if tiles else MAX_BYTES_DOTS):
+        return "dots"
+    return "product_on_tiles" if tiles and rows <= MAX_TILE_BYTES_ROWS else "product"
