@@ -551,6 +551,8 @@ template <class T> struct d_attention_gradient {
         if (visible_keys && all <= d_key_block && is_exact(base[i], all)) {
           d_softmax_gradient(weight, grad_score, visible_keys, factor);
         } else {
+          // The score of a row's only key has the gradient 0, or NaN: `delta` is rounded in another order.
+          if (!from && visible_keys == 1) delta[i] = grad_score[0];
 #pragma omp simd
           for (int64_t j = 0; j < visible_keys; ++j) {
             weight[j] = d_exp_weight(weight[j] * factor - base[i]) * inverse[i];
