@@ -71,6 +71,9 @@ class Facts:
     """ATen overloads that are not decomposed for the target."""
     fusions: frozenset[str] = frozenset()
     """Names of the graph-level pattern families the target wants."""
+    fast_signed_int8: bool = False
+    """Whether products of signed bytes take no longer than those of unsigned ones, to which 128 was
+    added, with any number of rows; with one row they never do."""
     frozen_fusions: frozenset[str] = frozenset()
     """Families that pay off only with frozen parameters, whose arithmetic is then done once."""
     attention: Mapping[str, FusedAttention] = field(default_factory=dict)

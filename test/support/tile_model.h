@@ -82,3 +82,21 @@ template <int c, int a, int b> static void d_tile_multiply_add() {
     }
   }
 }
+// c += a * b, for groups of four bytes; TDPBSSD and TDPBSUD wrap around.
+template <bool is_signed, int c, int a, int b> static void d_tile_multiply_add_int8() {
+  static_assert(c != a && a != b && b != c, "three tiles");  // #UD
+  d_model& m = d_configured();
+  const int depth = m.row_bytes[a] / 4, columns = m.row_bytes[c] / 4;
+  if (m.rows[c] != m.rows[a] || m.row_bytes[b] != m.row_bytes[c] || m.rows[b] != depth) abort();
+  for (int r = 0; r < m.rows[c]; ++r)
+    for (int n = 0; n < columns; ++n) {
+      uint32_t sum;
+      __builtin_memcpy(&sum, m.data[c][r] + 4 * n, sizeof sum);
+      for (int k = 0; k < depth; ++k)
+        for (int i = 0; i < 4; ++i) {
+          const uint8_t right = m.data[b][k][4 * n + i];
+          sum += (int8_t)m.data[a][r][4 * k + i] * (is_signed ? (int8_t)right : right);
+        }
+      __builtin_memcpy(m.data[c][r] + 4 * n, &sum, sizeof sum);
+    }
+}

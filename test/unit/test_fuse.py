@@ -467,16 +467,17 @@ def test_gelu(name: str, dtype: torch.dtype, symbolic: bool) -> None:
 
 @symbolic
 def test_int8(symbolic: bool) -> None:
-    """Bytes shifted into unsigned ones and back, as torchao writes them, for one row only."""
+    """Bytes shifted into unsigned ones and back, as torchao writes them, for few rows."""
 
     def shifted(a: Tensor, b: Tensor) -> Tensor:
         product = torch._int_mm((a.to(torch.int32) + 128).to(torch.uint8), b)
         return product - 128 * b.sum(0, keepdim=True, dtype=torch.int32)
 
-    for rows, added in ((1, 0), (2, 1)):
+    for rows, fast, added in ((1, False, 0), (2, False, 1), (2, True, 0)):
         a = torch.randint(-128, 128, (rows, 40), dtype=torch.int8)
         b = torch.randint(-128, 128, (24, 40), dtype=torch.int8).t()
-        counts = fused(shifted, a, b, dynamic=symbolic)
+        (graph,) = capture(shifted, a, b, dynamic=symbolic)
+        counts, _ = rewrite(graph, PASSES, fusions=FAMILIES, fast_signed_int8=fast)
         assert counts["aten._int_mm.default"] == 1
         assert counts["aten.sum.dim_IntList"] == counts["aten.sub.Tensor"] == added
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from dicp.config import Config
 from dicp.toolchain import OUTPUT
-from dicp.vendor.cpu.routines import Group, product
+from dicp.vendor.cpu.routines import Group, int8, product
 from dicp.vendor.cpu.routines.product import variant
 from dicp.vendor.cpu.toolchain import compile_shared, find_toolchain
 from dicp.vendor.cpu.units import header_texts, unit_text
@@ -111,6 +111,29 @@ def test_weights_of_bytes(
     wide = torch.randint(-128, 128, (40, 90), dtype=torch.int8)[:, 5:71]
     steps = on_tiles(folder, lambda x, w: x @ w.t().to(x.dtype), apart, wide)
     assert steps == [f"dicp_{kind}_of_bytes_bf16"]
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.uint8])
+@pytest.mark.parametrize("rows", [1, 17, 33, 100])
+def test_bytes(
+    monkeypatch: pytest.MonkeyPatch, folder: Path, rows: int, dtype: torch.dtype
+) -> None:
+    """Sizes that end within a group, a tile and a step; rows in several blocks; rows apart."""
+    monkeypatch.setattr(int8, "has_tiles", lambda: True)
+
+    def drawn(*shape: int, dtype: torch.dtype = torch.int8) -> Tensor:
+        low, high = torch.iinfo(dtype).min, torch.iinfo(dtype).max + 1
+        return torch.randint(low, high, shape, dtype=dtype)
+
+    for depth, columns in ((2, 5), (64, 32), (67, 33), (9000, 40)):  # with depth 1 eager is wrong
+        x, w = drawn(rows, depth + 3, dtype=dtype)[:, 3:], drawn(columns, depth)
+        x[0], w[0] = torch.iinfo(dtype).min, -128
+        assert on_tiles(folder, lambda x, w: torch._int_mm(x, w.t()), x, w) == [
+            int8.ROUTINES_BY_DTYPE[dtype]
+        ]
+    row_major = drawn(rows, 64, dtype=dtype), drawn(64, 32)
+    steps = on_tiles(folder, torch._int_mm, *row_major)
+    assert not any("dicp" in step for step in steps)
 
 
 def test_epilogue_and_groups(folder: Path) -> None:

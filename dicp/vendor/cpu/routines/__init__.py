@@ -15,9 +15,10 @@ from dicp.vendor.cpu.routines.common import (
 from dicp.vendor.cpu.routines.convolution import CONVOLUTIONS
 from dicp.vendor.cpu.routines.expected import expected_groups
 from dicp.vendor.cpu.routines.grouped import GROUPED
+from dicp.vendor.cpu.routines.int8 import INT8
 from dicp.vendor.cpu.routines.product import Products, product_sizes
 
-ROUTINES = CONVOLUTIONS.merged(ATTENTION, GROUPED)
+ROUTINES = CONVOLUTIONS.merged(ATTENTION, GROUPED, INT8)
 """Rules of all routines but products, whose rules depend on what was measured."""
 
 __all__ = [

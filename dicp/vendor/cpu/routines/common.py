@@ -18,7 +18,7 @@ from dicp.vendor.cpu.toolchain import JOINED_PRODUCTS
 
 FOLDER = Path(__file__).parent
 HEADERS = ("tile.h", "gemm.h", "exp.h", "dots.h", "axpys.h", "product.h", "attention.h",
-           "convolution.h", "depthwise.h", "im2col.h", "nhwc.h")  # fmt: skip
+           "convolution.h", "depthwise.h", "im2col.h", "nhwc.h", "int8.h")  # fmt: skip
 
 LIBRARY_CALLS = RuleTable()
 """Rules that call the library, for where the routines are not used."""
@@ -55,6 +55,10 @@ GROUPS = {
     "product_bytes": {"dicp_product_of_bytes": "d_product_of_bytes<{}>(args, sizes)"},
     "product_bytes_on_tiles": {
         "dicp_product_on_tiles_of_bytes": "d_product_of_bytes_on_tiles<{}>(args, sizes)"
+    },
+    "int8": {
+        "dicp_int8": "d_product_int8<true>(args, sizes)",
+        "dicp_uint8": "d_product_int8<false>(args, sizes)",
     },
     "convolution": _both("dicp_convolution", "d_convolve"),
     "nhwc": {
@@ -214,7 +218,7 @@ def call(
     lw: Lowering, name: str, args: Sequence[Ref], outs: Sequence[Ref], sizes: Sequence[Size]
 ) -> tuple[Value, ...]:
     """A call of routine `name` for the dtype of `args`; `sizes` in the order its C++ documents."""
-    ending, element = TYPES[args[0].dtype]
+    ending, element = TYPES.get(args[0].dtype, ("", ""))
     return lw.routine(name + ending, _body(BODIES[name], element), args, outs, sizes)
 
 

@@ -37,6 +37,13 @@ template <int t> d_inline void d_tile_store(void* to, int64_t step) {
 template <int c, int a, int b> d_inline void d_tile_multiply_add() {
   asm volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(c), "i"(a), "i"(b));
 }
+// c += a * b, for groups of four signed bytes of a, and signed or unsigned ones of b, in int32.
+template <bool is_signed, int c, int a, int b> d_inline void d_tile_multiply_add_int8() {
+  if constexpr (is_signed)
+    asm volatile("tdpbssd %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(c), "i"(a), "i"(b));
+  else
+    asm volatile("tdpbsud %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(c), "i"(a), "i"(b));
+}
 #endif
 
 // A thread multiplies tiles only while it holds one of these. Tiles are released at its end: libraries
