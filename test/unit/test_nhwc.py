@@ -116,8 +116,8 @@ def gradients(what: str) -> tuple[Callable[..., list[Tensor]], list[Tensor], lis
 @pytest.fixture
 def by_nhwc(monkeypatch: pytest.MonkeyPatch) -> None:
     """Our kernels compute gradients of any size."""
-    for name in ("NHWC_IMAGES_PIXELS", "NHWC_STRIDED_PIXELS", "NHWC_FILTERS_PIXELS"):
-        monkeypatch.setattr(choice, name, 1 << 40)
+    for name in ("IMAGES_PIXELS", "STRIDED_PIXELS", "FILTERS_PIXELS", "TILE_PIXELS"):
+        monkeypatch.setattr(choice, f"NHWC_{name}", 1 << 40)
 
 
 @pytest.mark.parametrize("what", GRADIENTS)
@@ -151,18 +151,26 @@ def test_odd_numbers_of_gradients_stay_off_the_padding(
 
 
 @pytest.mark.parametrize(
-    ("pixels", "stride", "routines"),
+    ("pixels", "stride", "tiles", "routines"),
     [
-        (5, 1, ["dicp_nhwc_bf16", "dicp_nhwc_filters_bf16"]),
-        (8, 1, ["dicp_nhwc_filters_bf16"]),
-        (20, 1, []),
-        (30, 2, ["dicp_nhwc_strided_bf16"]),
-        (34, 2, []),
+        (5, 1, False, ["dicp_nhwc_bf16", "dicp_nhwc_filters_bf16"]),
+        (8, 1, False, ["dicp_nhwc_filters_bf16"]),
+        (8, 1, True, ["dicp_nhwc_bf16", "dicp_nhwc_filters_bf16"]),
+        (20, 1, False, []),
+        (60, 1, True, ["dicp_nhwc_bf16"]),  # read in place
+        (20, 2, True, ["dicp_nhwc_strided_bf16", "dicp_nhwc_filters_bf16"]),
+        (30, 2, False, ["dicp_nhwc_strided_bf16"]),
+        (34, 2, False, []),
+        (34, 2, True, ["dicp_nhwc_strided_bf16"]),
+        (46, 2, True, []),
     ],
 )
 def test_gradients_of_many_pixels_are_the_librarys(
-    tmp_path: Path, pixels: int, stride: int, routines: list[str]
-) -> None:
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
+    pixels: int, stride: int, tiles: bool, routines: list[str],
+) -> None:  # fmt: skip
+    monkeypatch.setattr(choice, "has_tiles", lambda: tiles)
+
     def compute(grad: Tensor, x: Tensor, w: Tensor) -> Tensor:
         steps = (stride, stride)
         options = (None, steps, (1, 1), (1, 1), False, (0, 0), 1, (True, True, False))

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from dicp.config import Config
 from dicp.toolchain import OUTPUT
-from dicp.vendor.cpu.routines import Group, int8, product
+from dicp.vendor.cpu.routines import Group, choice, int8, nhwc, product
 from dicp.vendor.cpu.routines.product import variant
 from dicp.vendor.cpu.toolchain import compile_shared, find_toolchain
 from dicp.vendor.cpu.units import header_texts, unit_text
@@ -25,7 +25,8 @@ from dicp.vendor.cpu.units import header_texts, unit_text
 SUPPORT = Path(__file__).parents[1] / "support"
 MODEL = ("-DDICP_TILE_MODEL", f"-I{SUPPORT}")
 HALF = torch.bfloat16
-GROUPS = ("product", "product_transposed", "attention", "attention_gradients")
+GROUPS = ("product", "product_transposed", "attention", "attention_gradients", "nhwc",
+          "nhwc_filters")  # fmt: skip
 
 pytestmark = pytest.mark.skipif(
     "avx512_bf16" not in Path("/proc/cpuinfo").read_text(), reason="vectors beside the tiles"
@@ -149,6 +150,43 @@ def test_epilogue_and_groups(folder: Path) -> None:
     )  # fmt: skip
     assert steps.count("dicp_product_grouped_bf16") == 2
     assert steps.count("dicp_product_grouped_weights_bf16") == 1
+
+
+CONVOLUTIONS = {
+    "patches in place": ((2, 64, 9, 9), (40, 64, 3, 3), {"padding": 1}),
+    "several strips of rows": ((1, 96, 40, 47), (33, 96, 3, 5), {"padding": (0, 2)}),
+    "rows of taps apart": ((1, 32, 9, 8), (64, 32, 3, 3), {"dilation": (2, 1), "padding": (2, 1)}),
+    "no padding": ((3, 64, 12, 10), (96, 64, 2, 4), {}),
+    "copied patches": ((1, 48, 9, 8), (70, 48, 3, 3), {"stride": 2, "padding": 1}),
+    "many taps": ((2, 32, 11, 9), (32, 32, 5, 5), {"padding": 2}),
+}
+"""Images, filters and options."""
+
+
+@pytest.mark.parametrize("what", CONVOLUTIONS)
+def test_convolutions(monkeypatch: pytest.MonkeyPatch, folder: Path, what: str) -> None:
+    """Row-major filters: their gradient is not copied, nor are they for that of images."""
+    image, filters, options = CONVOLUTIONS[what]
+    for module in (choice, nhwc):
+        monkeypatch.setattr(module, "has_tiles", lambda: True)
+    monkeypatch.setattr(choice, "NHWC_FILTERS_PIXELS", 1 << 40)
+    last = {"memory_format": torch.channels_last}
+    x, w = torch.randn(image).to(HALF).contiguous(**last), torch.randn(filters).to(HALF)
+    for bias in (torch.randn(filters[0]).to(HALF), None):
+        steps = on_tiles(folder, lambda *given: F.conv2d(*given, **options), x, w, bias)
+        assert steps == [f"dicp_nhwc{'' if bias is None else '_biased'}_bf16"]
+    grad = torch.randn_like(F.conv2d(x, w, **options))
+    pairs = [options.get(n, d) for n, d in (("stride", 1), ("padding", 0), ("dilation", 1))]
+    rest = [None, *map(torch.nn.modules.utils._pair, pairs), False, (0, 0), 1, (True, True, False)]
+
+    def gradients(*given: Tensor) -> Tensor:
+        images, of_filters, _ = torch.ops.aten.convolution_backward(*given, *rest)
+        return torch.cat([images.flatten(), of_filters.contiguous().flatten()])
+
+    strided = "_strided" if "stride" in options else ""
+    steps = on_tiles(folder, gradients, grad, x, w)
+    assert steps[:2] == [f"dicp_nhwc{strided}_bf16", "dicp_nhwc_filters_bf16"], steps
+    assert len(steps) == 3 and steps[2].startswith("cat"), steps
 
 
 @pytest.mark.parametrize("masked", [False, True], ids=["causal", "masked"])

@@ -5,6 +5,7 @@ In: a rule's operands as `Value`s. Out: nodes of the graph, in the order of the 
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Any, Literal
@@ -115,6 +116,30 @@ class GraphBuilder:
         if strides is None:
             strides = self.strides_of_result(shape) or contiguous_strides(shape)
         return Ref(self._name("t"), shape, dtype, tuple(strides), "temp")
+
+    def is_made_contiguous(self, output: int) -> bool:
+        """Whether an output of the node being lowered is only copied, to a row-major tensor."""
+        readers = _readers_of(self.node, output)
+        if len(readers) != 1 or readers[0].target is not torch.ops.aten.clone.default:
+            return False
+        val = readers[0].meta["val"]
+        return all(isinstance(n, int) for n in val.shape) and val.is_contiguous()
+
+    def is_only_copied(self, value: Value) -> bool:
+        """Whether `value`, which the node being lowered copies, is a call's result that nothing
+        else reads, with the strides of the copy."""
+        source, ref = self.node.args[0], value.ref
+        if not isinstance(source, fx.Node) or not isinstance(ref.producer, Call):
+            return False
+        maker, output = source, None
+        if source.target is operator.getitem:
+            maker, output = source.args  # type: ignore[assignment]
+        if ref.base is not None or ref not in ref.producer.outs or ref.producer.kind == "eager":
+            return False
+        if ref.producer.op is not maker.target or len(_readers_of(maker, output)) != 1:
+            return False
+        same = value.shape == ref.shape and value.coords == domain(ref.shape)
+        return same and same_layout(ref.shape, ref.strides, strides_of(self.meta()))
 
     def strides_of_result(self, shape: Sequence[Size]) -> tuple[Size, ...] | None:
         """Eager's strides of the node's result that has this shape, if any, without overlap."""
@@ -357,10 +382,15 @@ class GraphBuilder:
 
     def realize_to_read(self, value: Value, strides: Sequence[Size]) -> Ref:
         """The same for a call that only reads: the original of a copy where it has `strides`."""
+        found = self.in_memory_to_read(value, strides)
+        return self.realize(value, strides) if found is None else found
+
+    def in_memory_to_read(self, value: Value, strides: Sequence[Size]) -> Ref | None:
+        """The same where it is in memory already; None if it is not."""
         found, original = self._in_memory(value, strides), self._before_copy(value)
         if found is None and original is not None:
             found = self._in_memory(original, strides)
-        return self.realize(value, strides) if found is None else found
+        return found
 
     def _in_memory(self, value: Value, strides: Sequence[Size] | None) -> Ref | None:
         """A Ref of the elements where they are in memory; None if they have other strides, or
@@ -489,3 +519,10 @@ class GraphBuilder:
             self._seed = Ref("seed", (1,), torch.int64, (1,), "seed")
         self._random_sites += 1
         return self._seed, self._random_sites
+
+
+def _readers_of(node: fx.Node, output: int | None) -> list[fx.Node]:
+    """The nodes that read an output of a node; of one with a single output, `output` is None."""
+    if output is None:
+        return list(node.users)
+    return [user for got in node.users if got.args[1:] == (output,) for user in got.users]

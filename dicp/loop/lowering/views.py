@@ -270,7 +270,7 @@ def _extent(shape: Sequence[Size], strides: Sequence[Size]) -> Size:
 
 @view_rule(aten.clone, aten.lift_fresh_copy.default, aten.contiguous.default)
 def clone(lw: Lowering, x: Value, **kwargs: Any) -> Value:
-    return lw.copy(x)
+    return x if lw.is_only_copied(x) else lw.copy(x)
 
 
 @view_rule(aten.lift_fresh.default, kind="view")

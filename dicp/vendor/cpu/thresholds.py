@@ -197,6 +197,23 @@ time of one thread: results 0.30 to 0.87 of the library's time, from 784 pixels 
 gradients of images 0.51 to 1.03, with more pixels up to 1.22; gradients of filters 0.08 to 0.93
 with up to 4 pixels for each, and on an AMD EPYC (Zen 5) 0.64 to 1.04 with 4 to 16, then up to
 1.44."""
+NHWC_TILE_PIXELS, NHWC_TILE_STRIDED_PIXELS = 3136, 2048
+"""The same on tile registers where patches are copied: of results and gradients of images at stride
+1, and of gradients of images with strides. Of filters, twice as many if there are strides.
+
+On an Intel Xeon (Emerald Rapids), one thread, 32 to 1024 channels, 1x1 to 5x5 filters: results 0.30
+to 0.98 of the library's time, with 4096 and 6272 pixels 1.04 to 1.18; gradients of images at stride
+2 0.32 to 0.95, with 3136 pixels 0.92 to 1.17; gradients of filters 0.18 to 1.02, with 24 pixels for
+each 1.17 to 1.39, with strides up to 24 of them 0.29 to 0.87, with 42 and 49 0.93 to 1.12."""
+MIN_IN_PLACE, MAX_IN_PLACE = 7, 1 << 21
+"""Pixels of a row, and numbers of the filters, from and up to which tile registers read patches in
+place (`d_min_in_place` and twice `d_max_in_place` in nhwc.h).
+
+On an Intel Xeon (Emerald Rapids), one thread, 32 to 320 channels, 7x7 to 112x112 pixels: 0.46 to
+0.88 of the library's time, with 32 channels 0.88 to 1.0; 0.57 to 0.93 of the time with copied
+patches; 750 to 1360 GFLOP/s."""
+MAX_ORDERED_TAPS = 25
+"""Taps of row-major filters that gradients read and write (`d_max_ordered_taps` in nhwc.h)."""
 NHWC_STRIDED_PIXELS = 1024
 """Pixels of a channels-last bfloat16 result with strides up to which our gradient of images, or a
 transposed convolution, is faster if filters have several taps.

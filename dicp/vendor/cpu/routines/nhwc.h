@@ -32,6 +32,35 @@ d_inline d_words d_select_halves(d_words halves, d_words first, d_words second) 
   asm("vpermi2w %2, %1, %0" : "+v"(halves) : "v"(first), "v"(second));
   return halves;
 }
+// The numbers of d_panel channels, `taps` of each, in two orders: the taps of a channel adjacent, as in
+// row-major filters, or the channels of a tap. Makes vectors of one order from those of the other.
+constexpr int64_t d_max_ordered_taps = 25;
+struct d_tap_order {
+  int64_t taps;
+  d_bf16 places[d_max_ordered_taps][d_panel];
+  uint32_t masks[d_max_ordered_taps][d_max_ordered_taps];
+  // `by_tap`: whether vectors of a tap are made.
+  d_tap_order(int64_t taps, bool by_tap) : taps(taps) {
+    if (taps > d_max_ordered_taps) return;
+    for (int64_t k = 0; k < taps; ++k) {
+      for (int64_t s = 0; s < taps; ++s) masks[k][s] = 0;
+      for (int64_t j = 0; j < d_panel; ++j) {
+        const int64_t at = k * d_panel + j,
+                      from = by_tap ? j * taps + k : at % taps * d_panel + at / taps;
+        places[k][j] = from % d_panel;
+        masks[k][from / d_panel] |= (uint32_t)1 << j;
+      }
+    }
+  }
+  // Vectors lie `step` vectors apart.
+  __attribute__((always_inline)) d_words vector(int64_t k, const d_words* from, int64_t step = 1) const {
+    d_words all = {};
+    const d_words place = *(const d_words*)places[k];
+    for (int64_t s = 0; s < taps; ++s)
+      asm("vpermw %1, %2, %0%{%3%}" : "+v"(all) : "m"(from[s * step]), "v"(place), "Yk"(masks[k][s]));
+    return all;
+  }
+};
 // Replaces what is NaN among `n` results by again(its index).
 template <class F> d_inline void d_replace_nan(d_bf16* to, int64_t n, const F& again) {
   int odd = 0;
@@ -42,27 +71,35 @@ template <class F> d_inline void d_replace_nan(d_bf16* to, int64_t n, const F& a
 }
 #endif
 
+// On tile registers: the fewest pixels of a row whose patches are read in place, the most packed elements of
+// the filters then, and of those that a cache keeps at a time, and the most numbers of the copied rows.
+constexpr int64_t d_min_in_place = 7, d_max_in_place = 1 << 20, d_max_strip = 1 << 18,
+                  d_max_in_place_rows = 1 << 17;
 struct d_convolution_nhwc {
   int64_t images, channels, filters;
   d_axis y, x;
   int64_t in_image, in_row, in_pixel;
   bool skips;  // padding is left out; else it is multiplied as zeros
-  // The gradient of images: taps are reversed, and the filters of a channel and tap are adjacent. Steps of
-  // its filters: to the next channel, row of taps, and tap of a row.
+  // The gradient of images: taps are reversed. Steps of its filters: to the next channel, row of taps, tap of
+  // a row, and filter. If filters of a channel and tap are not adjacent, all taps of a filter are.
   bool reversed;
-  int64_t channel_step, tap_row_step, tap_step;
+  int64_t channel_step, tap_row_step, tap_step, filter_step;
   const d_bf16 *in, *weights, *bias;
   d_bf16* out;
+  int64_t first_tap = 0;  // where `weights` points among the taps of a filter
 
   int64_t taps() const { return y.taps * x.taps; }
   int64_t pixels() const { return y.out * x.out; }
   d_bf16 weight(int64_t filter, int64_t channel, int64_t tap) const {
-    return reversed ? reversed_filters(channel, tap)[filter]
+    return reversed ? reversed_filters(channel, tap)[filter * filter_step]
                     : weights[(filter * channels + channel) * taps() + tap];
   }
   const d_bf16* reversed_filters(int64_t channel, int64_t tap) const {
+    return weights + channel * channel_step + reversed_tap(tap);
+  }
+  int64_t reversed_tap(int64_t tap) const {
     const int64_t from_last = taps() - 1 - tap;
-    return weights + channel * channel_step + from_last / x.taps * tap_row_step + from_last % x.taps * tap_step;
+    return from_last / x.taps * tap_row_step + from_last % x.taps * tap_step;
   }
   // One result, of the taps inside the image.
   float one(int64_t pixel, int64_t filter) const {
@@ -163,6 +200,31 @@ struct d_convolution_nhwc {
         }
       }
   }
+  // The same for filters whose taps are adjacent.
+  void reversed_panels(int64_t filter, int64_t n, int64_t channel, int64_t some, d_bf16_pair* to,
+                       int64_t size, const d_tap_order& order) const {
+    const int64_t packed_depth = d_packed_depth<d_bf16>(some), all_taps = order.taps;
+    d_words copies[2][d_max_ordered_taps];
+    for (int64_t c = 0; c < some; c += 2)
+      for (int64_t j = 0; j < n; j += d_panel) {
+        const int64_t count = d_min(n - j, d_panel) * all_taps;
+        const d_bf16* row = weights - first_tap + (channel + c) * channel_step + (filter + j) * all_taps;
+        const d_words *first = (const d_words*)row, *second = (const d_words*)(row + channel_step);
+        const bool single = c + 1 == some;
+        if (single || count < d_panel * all_taps) {
+          __builtin_memset(copies, 0, sizeof copies);
+          __builtin_memcpy(copies[0], row, count * sizeof(d_bf16));
+          if (!single) __builtin_memcpy(copies[1], row + channel_step, count * sizeof(d_bf16));
+          first = copies[0], second = copies[1];
+        }
+        d_bf16_pair* at = to + j / d_panel * size + c / 2 * d_panel;
+        for (int64_t tap = 0; tap < taps(); ++tap, at += packed_depth * d_panel) {
+          const int64_t k = first_tap + reversed_tap(tap);
+          const d_words both[2] = {order.vector(k, first), order.vector(k, second)};
+          d_interleave_rows((const d_bf16*)both, (const d_bf16*)(both + 1), d_panel, at);
+        }
+      }
+  }
   // Whether a patch lies inside its image.
   bool is_inside(int64_t pixel) const {
     const int64_t row = pixel % pixels() / x.out, column = pixel % x.out;
@@ -178,7 +240,7 @@ struct d_convolution_nhwc {
   }
   // The results of `count` pixels and `n` filters.
   void task(const products& all, int64_t pixel, int64_t count, int64_t filter, int64_t n,
-            float* workspace) const {
+            float* workspace, const d_tap_order& order) const {
     d_bf16_pair *lines = (d_bf16_pair*)workspace, *panels = (d_bf16_pair*)(workspace + all.packed_b_offset()),
            *rows = (d_bf16_pair*)(workspace + all.workspace_size(count));
     float* before = workspace + all.sums_offset();
@@ -187,7 +249,8 @@ struct d_convolution_nhwc {
     for (int64_t channel = 0, done = 0; channel < channels; channel += step) {
       const int64_t some = d_min(channels - channel, step);
       const int64_t part = taps() * d_packed_depth<d_bf16>(some);
-      if (reversed) reversed_panels(filter, n, channel, some, panels, part * d_panel);
+      if (reversed && filter_step == 1) reversed_panels(filter, n, channel, some, panels, part * d_panel);
+      else if (reversed) reversed_panels(filter, n, channel, some, panels, part * d_panel, order);
       for (int64_t f = 0; !reversed && f < n; f += d_panel)
         panel(filter + f, d_min(n - f, d_panel), channel, some, rows, panels + f * part);
       for (int64_t i = 0, height, end = 0; i < count; i += height) {
@@ -211,15 +274,158 @@ struct d_convolution_nhwc {
     }
     all.finish_tile(pending);
   }
+#if defined(D_TILES)
+  // At stride 1 the tile registers read patches in place, in a copy of the image with its padding: those of a
+  // row of taps are adjacent for a pixel, and pixels are `channels` apart. The positions between rows, whose
+  // patches are parts of two rows, are computed for nothing.
+  // Pixels of a row with its padding, and rows after the first that a patch reaches.
+  int64_t pitch() const { return x.out + x.taps - 1; }
+  int64_t reach() const { return (y.taps - 1) * y.dilation; }
+  // `count` rows of an image from `row` on, -y.padding for the first, with their padding.
+  void copy_padded(int64_t image, int64_t row, int64_t count, d_bf16* to) const {
+    const int64_t line = pitch() * channels, begin = d_min(x.padding, pitch()),
+                  end = d_min(x.padding + x.in, pitch());
+    for (int64_t r = row; r < row + count; ++r, to += line) {
+      const bool inside = r >= 0 && r < y.in;
+      const int64_t first = inside ? begin * channels : 0, last = inside ? end * channels : 0;
+      d_clear(to, 0, first);
+      d_clear(to, last, line);
+      const d_bf16* from = in + image * in_image + r * in_row;
+      if (in_pixel == channels) {
+        if (inside) __builtin_memcpy(to + first, from, (last - first) * sizeof(d_bf16));
+        continue;
+      }
+      for (int64_t j = first; j < last; j += channels, from += in_pixel)
+        __builtin_memcpy(to + j, from, channels * sizeof(d_bf16));
+    }
+  }
+  int64_t depth() const { return taps() * channels / d_pack_factor<d_bf16_pair>; }
+  bool reads_in_place() const {
+    return y.stride == 1 && x.stride == 1 && x.dilation == 1 && channels % d_panel == 0 && taps() > 1 &&
+           !skips && x.padding >= 0 && x.out >= d_min_in_place && filters * depth() <= d_max_in_place;
+  }
+  static constexpr int64_t tile_rows = d_tile_shape<d_bf16_pair>::rows;
+  // A tile whose sums are complete; the rest of its rows are stored while the next one is computed.
+  struct in_place_tile {
+    alignas(64) float buffers[2][tile_rows * d_panel];
+    float add[d_panel];
+    const float* sums = buffers[0];
+    const int64_t* offsets;  // of its rows in the result; -1: between rows
+    int64_t next = tile_rows, wide;
+    d_bf16* to;
+    void store(int64_t end) {
+      const d_vec left = ((const d_vec*)add)[0], right = ((const d_vec*)add)[1];
+      for (; next < end; ++next) {
+        if (offsets[next] < 0) continue;
+        const d_vec* sum = (const d_vec*)sums + 2 * next;
+        const d_vec all[2] = {sum[0] + left, sum[1] + right};
+        if (wide == d_panel) d_store_row(to + offsets[next], all, false);
+        else d_store_partial_row(to + offsets[next], all, wide);
+      }
+    }
+  };
+  // A tile of positions, whose first patch starts at `a`, and of the filters of a panel.
+  void compute_in_place(const d_bf16_pair* a, const d_bf16_pair* b, float* sums,
+                        in_place_tile& before) const {
+    constexpr int64_t step = 16, row = 2 * sizeof(d_vec);
+    const int64_t pixel = channels / 2, line = y.dilation * pitch() * pixel, wide = x.taps * pixel;
+    const int64_t times = y.taps * wide / step, rows = (tile_rows + times - 1) / times;
+    d_tile_zero<0>();
+    d_tile_zero<1>();
+    d_tile_zero<2>();
+    d_tile_zero<3>();
+    for (int64_t i = 0; i < y.taps; ++i, a += line)
+      for (int64_t k = 0; k < wide; k += step, b += step * d_panel) {
+        d_tile_step<tile_rows, 2>(a + k, pixel, b, d_panel);
+        before.store(d_min(before.next + rows, tile_rows));
+      }
+    d_tile_store<0>(sums, row);
+    d_tile_store<1>(sums + 16, row);
+    d_tile_store<2>(sums + 16 * d_panel, row);
+    d_tile_store<3>(sums + 16 * d_panel + 16, row);
+    before.store(tile_rows);
+  }
+  // `count` rows of the result's pixels; `panels` holds the filters.
+  void task_in_place(int64_t image, int64_t row, int64_t count, const d_bf16_pair* panels,
+                     d_bf16* copied) const {
+    constexpr int64_t tiles = 4;
+    copy_padded(image, row - y.padding, count + reach(), copied);
+    const int64_t size = depth() * d_panel, positions = (count - 1) * pitch() + x.out,
+                  strip = d_round_up(d_min(filters, d_max_strip / depth()), d_panel);
+    int64_t offsets[2][tiles * tile_rows], parity = 0;
+    in_place_tile open;
+    d_bf16* to = out + (image * y.out + row) * x.out * filters;
+    for (int64_t f = 0; f < filters; f += strip)
+      for (int64_t p = 0; p < positions; p += tiles * tile_rows, parity ^= 1) {
+        const int64_t end = d_min(positions - p, tiles * tile_rows);
+        for (int64_t i = 0; i < tiles * tile_rows; ++i) {
+          const int64_t r = (p + i) / pitch(), column = (p + i) % pitch();
+          offsets[parity][i] = i < end && column < x.out ? (r * x.out + column) * filters : -1;
+        }
+        for (int64_t g = f; g < d_min(filters, f + strip); g += d_panel)
+          for (int64_t i = 0; i < end; i += tile_rows) {
+            float* sums = open.buffers[open.sums == open.buffers[0]];
+            const d_bf16_pair* patch = (const d_bf16_pair*)(copied + (p + i) * channels);
+            compute_in_place(patch, panels + g / d_panel * size, sums, open);
+            open.sums = sums, open.next = 0, open.offsets = offsets[parity] + i, open.to = to + g;
+            open.wide = d_min(filters - g, d_panel);
+            d_clear(open.add, bias ? open.wide : 0, d_panel);
+            if (bias) d_copy(bias + g, 0, 1, 1, open.wide, open.add, 0);
+          }
+      }
+    open.store(tile_rows);
+  }
+  // Tasks are rows of an image's pixels.
+  void run_in_place() const {
+    const int64_t threads = d_threads(), line = pitch() * channels, size = depth() * d_panel,
+                  all = (filters + d_panel - 1) / d_panel;
+    const int64_t least = (y.out * line + d_max_in_place_rows - 1) / d_max_in_place_rows;
+    const int64_t parts = d_balanced_parts(images, d_min(least, y.out), y.out, threads);
+    const int64_t rows = (y.out + parts - 1) / parts,
+                  copied = (rows + reach()) * line + (tile_rows + x.taps) * channels;
+    float* panels = d_allocate_workspace(all * size);
+    const d_workspaces workspaces(d_round_up(copied / 2, 16) > size ? copied / 2 : size);
+    if (panels && workspaces.data) {
+      const d_tap_order order(filter_step, true);
+#pragma omp parallel
+      {
+        const d_tile_scope tile_scope;
+        float* workspace = workspaces.of_thread();
+#pragma omp for schedule(dynamic)
+        for (int64_t k = 0; k < all; ++k) {
+          const int64_t f = k * d_panel, n = d_min(filters - f, d_panel);
+          d_bf16_pair* to = (d_bf16_pair*)panels + k * size;
+          if (!reversed) panel(f, n, 0, channels, (d_bf16_pair*)workspace, to);
+          else if (filter_step == 1) reversed_panels(f, n, 0, channels, to, size);
+          else reversed_panels(f, n, 0, channels, to, size, order);
+        }
+#pragma omp for schedule(dynamic)
+        for (int64_t k = 0; k < images * parts; ++k) {
+          const int64_t row = k % parts * rows;
+          if (row < y.out)
+            task_in_place(k / parts, row, d_min(y.out - row, rows), (const d_bf16_pair*)panels,
+                          (d_bf16*)workspace);
+        }
+      }
+    }
+    d_release_workspace(panels);
+  }
+#endif
   // Tasks are strips of filters and parts of the pixels.
   void run() const {
+#if defined(D_TILES)
+    if (reads_in_place()) return run_in_place();
+#endif
     const products all = product();
     const int64_t threads = d_threads(), most = all.panels_per_strip();
     const int64_t strips = (all.panels() + most - 1) / most;
-    const d_row_partition cut(all.rows, d_task_rows, d_tile_shape<d_bf16_pair>::rows, strips, threads);
+    const bool packs_once = d_uses_tiles<d_bf16_pair> && !all.splits_depth();
+    const int64_t enough = packs_once ? d_task_rows_on_tiles : d_task_rows;
+    const d_row_partition cut(all.rows, enough, d_tile_shape<d_bf16_pair>::rows, strips, threads);
     const int64_t parts = cut.parts, step = cut.step;
     const d_workspaces workspaces(all.workspace_size(step) + d_panel * left_step);
     if (!workspaces.data) return;
+    const d_tap_order order(filter_step, true);
 #pragma omp parallel if (all.rows * filters * all.depth > 50000)
     {
       const d_tile_scope tile_scope;
@@ -229,7 +435,7 @@ struct d_convolution_nhwc {
         const int64_t pixel = k / strips * step, strip = k % strips;
         const int64_t filter = all.panels() * strip / strips * d_panel;
         const int64_t end = d_min(all.panels() * (strip + 1) / strips * d_panel, filters);
-        task(all, pixel, d_min(all.rows - pixel, step), filter, end - filter, workspace);
+        task(all, pixel, d_min(all.rows - pixel, step), filter, end - filter, workspace, order);
       }
     }
   }
@@ -268,9 +474,10 @@ struct d_pixels_of_tap {
 
 // The gradient of filters, channels last: a product of the gradient's pixels, transposed, with patches.
 struct d_convolution_nhwc_filters {
-  d_convolution_nhwc of;
+  d_convolution_nhwc of;   // its filters' steps are the result's
   const d_bf16* gradient;  // of the result, its pixels adjacent
 
+  bool is_row_major() const { return of.filter_step != 1; }
   int64_t columns() const { return of.taps() * of.channels; }
   // One result, of the pixels whose tap is inside the image.
   float one(int64_t filter, int64_t tap, int64_t channel) const {
@@ -329,9 +536,66 @@ struct d_convolution_nhwc_filters {
       return one(filter, (column + j) / of.channels, (column + j) % of.channels);
     });
   }
+  // A row-major result: `wide` channels of all taps are computed tap by tap in `part`, and then put in order.
+  void row_major_task(int64_t filter, int64_t height, int64_t channel, int64_t wide, float* workspace,
+                      d_bf16* part, const d_tap_order& order) const {
+    products all = product();
+    const int64_t taps = of.taps(), columns = d_round_up(wide, d_panel), n = all.c_row = taps * columns;
+    d_bf16_pair* right = (d_bf16_pair*)(workspace + all.packed_b_offset());
+    const int64_t most = all.panels_per_strip() / (columns / d_panel), groups = (taps + most - 1) / most;
+    for (int64_t group = 0; group < groups; ++group) {
+      const int64_t tap = taps * group / groups, end = taps * (group + 1) / groups;
+      products::pending_tile pending;
+      for (int64_t done = 0; !done || done < all.packed_depth(); done += products::most_depth) {
+        const int64_t depth = d_min(all.packed_depth() - done, products::most_depth), pixel = 2 * done;
+        const int64_t count = d_min(all.depth - pixel, 2 * depth), size = depth * d_panel;
+        for (int64_t t = tap; t < end; ++t)
+          panels(pixel, count, t, channel, wide, right + (t - tap) * columns / d_panel * size, size);
+        all.blocks(gradient + pixel * of.filters + filter, filter, height, 0, (end - tap) * columns, done,
+                   depth, {nullptr, 0, 0, right, d_panel}, size, workspace, part + tap * columns, pending);
+      }
+      all.finish_tile(pending);
+    }
+    for (int64_t f = filter; f < filter + height; ++f, part += n) {
+      if (of.skips)
+        d_replace_nan(part, n, [&](int64_t j) {
+          return j % columns < wide ? one(f, j / columns, channel + j % columns) : 0.0f;
+        });
+      d_bf16* to = of.out + (f * of.channels + channel) * taps;
+      for (int64_t j = 0; j < columns; j += d_panel)
+        for (int64_t k = 0; k < taps; ++k, to += d_panel) {
+          const d_words vector = order.vector(k, (const d_words*)(part + j), columns / d_panel);
+          const int64_t left = d_min(d_min(wide - j, d_panel) * taps - k * d_panel, d_panel);
+          if (left == d_panel) __builtin_memcpy(to, &vector, sizeof vector);
+          else if (left > 0) __builtin_memcpy(to, &vector, left * sizeof(d_bf16));
+        }
+    }
+  }
+  void run_row_major() const {
+    const products all = product();
+    constexpr int64_t wide = 2 * d_panel;
+    const int64_t blocks = (of.channels + wide - 1) / wide, threads = d_threads();
+    const d_row_partition cut(of.filters, d_task_rows, d_tile_shape<d_bf16_pair>::rows, blocks, threads);
+    const int64_t needed = all.workspace_size(cut.step);
+    const d_workspaces workspaces(needed + cut.step * of.taps() * d_panel);
+    if (!workspaces.data) return;
+    const d_tap_order order(of.taps(), false);
+#pragma omp parallel if (of.filters * columns() * all.depth > 50000)
+    {
+      const d_tile_scope tile_scope;
+      float* workspace = workspaces.of_thread();
+#pragma omp for schedule(dynamic)
+      for (int64_t k = 0; k < cut.parts * blocks; ++k) {
+        const int64_t filter = k % cut.parts * cut.step, channel = k / cut.parts * wide;
+        row_major_task(filter, d_min(of.filters - filter, cut.step), channel,
+                       d_min(of.channels - channel, wide), workspace, (d_bf16*)(workspace + needed), order);
+      }
+    }
+  }
   // Tasks are strips of columns and parts of the filters. A strip has channels of several taps if those of
   // each fill its panels.
   void run() const {
+    if (is_row_major()) return run_row_major();
     const products all = product();
     const int64_t line = of.channels % d_panel ? of.channels : columns(),
                   wide = all.panels_per_strip() * d_panel;
@@ -356,23 +620,24 @@ struct d_convolution_nhwc_filters {
   void run() const {
 #pragma omp parallel for
     for (int64_t k = 0; k < of.filters * columns(); ++k) {
-      const int64_t column = k % columns();
-      of.out[k] = d_to_bf16(one(k / columns(), column / of.channels, column % of.channels));
+      const int64_t column = k % columns(), tap = is_row_major() ? column % of.taps() : column / of.channels,
+                    channel = is_row_major() ? column / of.taps() : column % of.channels;
+      of.out[k] = d_to_bf16(one(k / columns(), tap, channel));
     }
   }
 #endif
 };
 
 // Sizes: images, channels, filters, both axes, the (image, row, pixel) steps of the images, whether padding
-// is left out, whether it is the gradient of images, and then the steps of its filters.
+// is left out, whether it is the gradient of images, and the steps of the filters of a gradient.
 static d_convolution_nhwc d_convolution_nhwc_args(const int64_t* sizes, void* images, void* filters,
                                                   void* bias, void* result) {
   return {sizes[0], sizes[1], sizes[2], d_axis_of(sizes + 3), d_axis_of(sizes + 9),
           sizes[15], sizes[16], sizes[17], sizes[18] != 0, sizes[19] != 0, sizes[20], sizes[21], sizes[22],
-          (const d_bf16*)images, (const d_bf16*)filters, (const d_bf16*)bias, (d_bf16*)result};
+          sizes[23], (const d_bf16*)images, (const d_bf16*)filters, (const d_bf16*)bias, (d_bf16*)result};
 }
 // Arguments: images, filters (row-major), the bias if there is one, the result. For the gradient of images:
-// the result's gradient, the filters (those of a tap adjacent), the images.
+// the result's gradient, the filters (those of a tap adjacent, or row-major), the images.
 static void d_convolve_nhwc(void** args, const int64_t* sizes, bool biased) {
   d_convolution_nhwc_args(sizes, args[0], args[1], biased ? args[2] : nullptr, args[2 + biased]).run();
 }
@@ -401,7 +666,8 @@ static void d_convolve_nhwc_strided(void** args, const int64_t* sizes, bool bias
   for (int64_t row = 0, tap_row, tap; row < d_min(y.stride, y.in); ++row)
     for (int64_t column = 0; column < d_min(x.stride, x.in); ++column) {
       part.y = d_phase_of_axis(y, row, &tap_row), part.x = d_phase_of_axis(x, column, &tap);
-      part.weights = whole.weights + tap_row * whole.tap_row_step + tap * whole.tap_step;
+      part.first_tap = tap_row * whole.tap_row_step + tap * whole.tap_step;
+      part.weights = whole.weights + part.first_tap;
       const bool has_taps = part.taps() != 0;
       if (has_taps) part.run();
       else for (int64_t f = 0; f < part.filters; ++f) part.out[f] = part.bias ? part.bias[f] : 0;
@@ -417,7 +683,8 @@ static void d_convolve_nhwc_strided(void** args, const int64_t* sizes, bool bias
     }
   d_release_workspace(workspace);
 }
-// Arguments: images, the result's gradient, that of the filters (both channels last).
+// Arguments: images, the result's gradient (both channels last), that of the filters (channels last or
+// row-major).
 static void d_convolution_nhwc_filters_of(void** args, const int64_t* sizes) {
   const auto of = d_convolution_nhwc_args(sizes, args[0], nullptr, nullptr, args[2]);
   d_convolution_nhwc_filters{of, (const d_bf16*)args[1]}.run();
