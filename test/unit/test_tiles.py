@@ -159,6 +159,7 @@ CONVOLUTIONS = {
     "no padding": ((3, 64, 12, 10), (96, 64, 2, 4), {}),
     "copied patches": ((1, 48, 9, 8), (70, 48, 3, 3), {"stride": 2, "padding": 1}),
     "many taps": ((2, 32, 11, 9), (32, 32, 5, 5), {"padding": 2}),
+    "filters in place": ((2, 320, 4, 5), (380, 320, 3, 3), {"padding": 1, "stride": (1, 2)}),
 }
 """Images, filters and options."""
 
