@@ -25,8 +25,12 @@ static_assert(d_are_key_groups<float> && d_are_key_groups<d_packed<d_bf16>>, "gr
 // scores of other keys are replaced by -inf or by the lowest number.
 enum d_mask_values { d_mask_float, d_mask_narrow, d_mask_bool, d_mask_lowest };
 
-// Products of numbers up to this one, and sums of as many as a head has, are finite.
-constexpr float d_moderate_magnitude = 1099511627776;  // 2^40
+// The bits of a magnitude, which grow with it. Those of NaN are above infinity's.
+d_inline uint16_t d_magnitude_bits(d_bf16 x) { return x & 0x7fffu; }
+d_inline uint32_t d_magnitude_bits(float x) { return d_size_bits(x); }
+// Those of 2^40: products of numbers up to it, and sums of as many as a head has, are finite.
+constexpr uint32_t d_moderate_bits = 0x53800000u;
+template <class T> constexpr uint32_t d_moderate_bits_of = d_moderate_bits >> (32 - 8 * sizeof(T));
 
 template <class T> struct d_head_tensor {
   T* data;
@@ -37,14 +41,18 @@ template <class T> struct d_head_tensor {
     int64_t large = 0;
 #pragma omp parallel for collapse(2) reduction(+ : large) if (batches * heads > 1)
     for (int64_t b = 0; b < batches; ++b)
-      for (int64_t h = 0; h < heads; ++h)
+      for (int64_t h = 0; h < heads; ++h) {
+        decltype(d_magnitude_bits(T())) largest[d_max_head_size] = {};  // of each column
         for (int64_t i = 0; i < rows; ++i) {
           const T* x = at(b, h) + i * row;
-          int count = 0;
-#pragma omp simd reduction(+ : count)
-          for (int64_t j = 0; j < width; ++j) count += !(d_abs(d_to_float(x[j])) <= d_moderate_magnitude);
-          large += count;
+#pragma omp simd
+          for (int64_t j = 0; j < width; ++j) {
+            const auto bits = d_magnitude_bits(x[j]);
+            largest[j] = bits > largest[j] ? bits : largest[j];
+          }
         }
+        for (int64_t j = 0; j < width; ++j) large += largest[j] > d_moderate_bits_of<T>;
+      }
     return !large;
   }
 };
@@ -74,12 +82,79 @@ template <class M> d_inline int64_t d_visible_end(const M* mask, int64_t from, i
   return n;
 }
 
+// The lanes of x where those of a comparison are true, and elsewhere those of y.
+d_inline d_vec d_select(d_lane_indices test, d_vec x, d_vec y) {
+  return test ? x : y;
+}
+// Which lanes are among the first n.
+d_inline d_lane_indices d_lanes_before(int64_t n) {
+  static const int32_t numbers[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+  d_lane_indices all;
+  __builtin_memcpy(&all, numbers, sizeof all);
+  return all < (d_lane_indices{} + (int32_t)n);
+}
+// to[i] = all lanes of of[i], combined; `count` is rounded up to whole vectors.
+template <class F>
+d_inline void d_combine_lanes(const d_vec* of, int64_t count, float* to, const F& combine) {
+  for (int64_t i = 0; i < count; i += d_lanes) {
+    d_words square[d_lanes];
+    __builtin_memcpy(square, of + i, sizeof square);
+    d_transpose_words(square);
+    d_vec all = (d_vec)square[0];
+#pragma GCC unroll 16
+    for (int j = 1; j < d_lanes; ++j) all = combine(all, (d_vec)square[j]);
+    *(d_vec*)(to + i) = all;
+  }
+}
+// `d_exp_weight` of each lane.
+d_inline d_vec d_exp_weights(d_vec x) {
+  const d_vec shift = d_vec{} + (12582912.0f + 127.0f);
+  const d_vec moved = x * 1.44269504088896341f + shift, n = moved - shift;
+#if defined(__FMA__) || defined(__ARM_FEATURE_FMA)
+  const d_vec r = n * -0.693147182f + x, s = r * r;
+#else
+  const d_vec r = n * 2.12194440e-4f + (n * -0.693359375f + x), s = r * r;
+#endif
+  const d_vec a = r * 1.66671167e-1f + 4.99992281e-1f, b = r * 8.31246788e-3f + 4.18906524e-2f;
+  const d_vec p = (b * s + a) * s + (r + 1.0f);
+  const d_vec scaled = p * (d_vec)((d_words)moved << 23);
+  return d_select(x < (d_vec{} - 87.0f), d_vec{}, scaled);
+}
+// Stores a panel of a left operand's row as packed elements.
+d_inline void d_store_packed_panel(float* to, const d_vec* x) { d_store_row(to, x, false); }
+#if defined(__AVX512BF16__)
+d_inline void d_store_packed_panel(d_bf16_pair* to, const d_vec* x) { d_store_row((d_bf16*)to, x, false); }
+#endif
+// to[j] = x[j] * factor; x has whole panels.
+template <class T> d_inline void d_store_scaled(const float* x, int64_t n, float factor, T* to) {
+  // Without instructions that convert to 16 bits, a loop is vectorized as integer arithmetic.
+  if constexpr (sizeof(T) == 2 && d_pack_factor<d_packed<T>> == 1) return d_copy(x, 0, 1, 1, n, to, 0, factor);
+  for (int64_t j = 0; j < n; j += d_panel) {
+    const d_vec *from = (const d_vec*)(x + j), both[2] = {from[0] * factor, from[1] * factor};
+    if (n - j >= d_panel) d_store_row(to + j, both, false);
+    else d_store_partial_row(to + j, both, n - j);
+  }
+}
+// exp(x - base) of whole panels, as packed elements in place. Returns the sums of the lanes.
+template <class C> d_inline d_vec d_exp_and_pack(float* x, int64_t n, float base, const C*) {
+  d_vec total = {};
+  for (int64_t j = 0; j < n; j += d_panel) {
+    const d_vec* from = (const d_vec*)(x + j);
+    const d_vec both[2] = {d_exp_weights(from[0] - base), d_exp_weights(from[1] - base)};
+    total += both[0] + both[1];
+    d_store_packed_panel((C*)x + j / d_pack_factor<C>, both);
+  }
+  return total;
+}
+
 struct d_key_range {
   int64_t first, end;
 };
+constexpr int64_t d_floats_of_range = sizeof(d_key_range) / sizeof(float);
 
 // The sizes in the order of the arguments, then the steps of every tensor.
 template <class T> struct d_attention {
+  static constexpr int64_t block = d_tile_shape<d_packed<T>>::block_rows;
   int64_t batches, heads, groups, rows, keys, depth, width, causal;
   float scale;
   d_head_tensor<const T> q, k, v;
@@ -89,6 +164,7 @@ template <class T> struct d_attention {
   bool skips_masked_keys = false;   // whether those are that the mask hides from all of a block
   int64_t mask_batch, mask_head, mask_row, mask_key;
   const int64_t* rest;
+  d_key_range* ranges = nullptr;  // what the mask leaves visible to each block of rows
 
   d_attention(void** args, const int64_t* sizes, bool masked) {
     batches = sizes[0], heads = sizes[1], groups = sizes[1] / sizes[2], rows = sizes[3];
@@ -129,18 +205,29 @@ template <class T> struct d_attention {
   int64_t padded_width() const { return d_round_up(width, d_panel); }
   // Number of keys that are visible to rows before `end`.
   int64_t visible_end(int64_t end) const { return causal && skips_hidden_keys ? d_min(end, keys) : keys; }
-  // Whether some block of queries sees fewer tiles of keys than there are, by the mask alone. One that is
-  // the only block sees most keys.
-  bool has_hidden_tiles() const {
-    constexpr int64_t block = d_tile_shape<d_packed<T>>::block_rows;
-    if (!mask || mask_values == d_mask_lowest || mask_key != 1 || rows <= block) return false;
+  // The blocks of rows for which `find_ranges` finds the visible keys: none where the mask cannot hide tiles
+  // of keys from a block. One that is the only block sees most keys.
+  int64_t range_blocks() const {
+    if (causal || !mask || mask_values == d_mask_lowest || mask_key != 1 || rows <= block) return 0;
+    return (mask_batch ? batches : 1) * (mask_head ? heads : 1) * blocks_of_mask();
+  }
+  int64_t blocks_of_mask() const { return mask_row ? (rows + block - 1) / block : 1; }
+  d_key_range& range_of(int64_t b, int64_t h, int64_t first) const {
+    const int64_t at = (mask_batch ? b : 0) * (mask_head ? heads : 1) + (mask_head ? h : 0);
+    return ranges[at * blocks_of_mask() + (mask_row ? first / block : 0)];
+  }
+  // Finds these keys and keeps them in `to`. Whether some block sees fewer tiles of keys than there are.
+  bool find_ranges(d_key_range* to) {
+    ranges = to;
+    bool hides = false;
     for (int64_t b = 0; b < (mask_batch ? batches : 1); ++b)
       for (int64_t h = 0; h < (mask_head ? heads : 1); ++h)
         for (int64_t first = 0; first < (mask_row ? rows : 1); first += block) {
           const d_key_range seen = visible_range(b, h, first, d_min(rows - first, block));
-          if (seen.first || seen.end + d_whole_tiles<d_packed<T>> <= keys) return true;
+          range_of(b, h, first) = seen;
+          hides |= seen.first || seen.end + d_whole_tiles<d_packed<T>> <= keys;
         }
-    return false;
+    return hides;
   }
   // The keys that the mask leaves visible to some of these rows, from the beginning of a tile.
   d_key_range visible_range(int64_t b, int64_t h, int64_t first, int64_t count) const {
@@ -161,7 +248,7 @@ template <class T> struct d_attention {
   }
   // The keys that change something for some of these rows.
   d_key_range key_range(int64_t b, int64_t h, int64_t first, int64_t count) const {
-    return skips_masked_keys ? visible_range(b, h, first, count) : d_key_range{0, visible_end(first + count)};
+    return skips_masked_keys ? range_of(b, h, first) : d_key_range{0, visible_end(first + count)};
   }
   // Scales the scores of one row and adds its mask, in place.
   template <class M> void add(const M* m, float* score, int64_t n) const {
@@ -196,6 +283,52 @@ template <class T> struct d_attention {
     else
       add((const float*)mask + at, score, n);
     return 1;
+  }
+  // Scales the scores of a row that are visible, adds the mask, and fills a whole panel up with -inf. Returns
+  // the largest in each lane; NaN comes through the sum.
+  d_vec scale_and_mask(float* score, int64_t b, int64_t h, int64_t row, int64_t from, int64_t n) const {
+    const d_vec factor = d_vec{} + scale;
+    if (!mask) return map_row(score, n, [=](d_vec x, int64_t, int64_t) { return x * factor; });
+    if (mask_key != 1 || mask_values == d_mask_lowest) {
+      add_mask(score, b, h, row, from, n);
+      return map_row(score, n, [](d_vec x, int64_t, int64_t) { return x; });
+    }
+    const int64_t at = mask_at(b, h, row, from);
+    if (mask_values == d_mask_float) return add_mask_row((const float*)mask + at, score, n);
+    if (mask_values == d_mask_narrow) return add_mask_row((const T*)mask + at, score, n);
+    const int8_t* visible = (const int8_t*)mask + at;
+    return map_row(score, n, [=](d_vec x, int64_t j, int64_t count) {
+      return d_select(load_mask(visible + j, count) != d_vec{}, x * factor, d_vec{} - d_inff);
+    });
+  }
+  template <class M> d_vec add_mask_row(const M* values, float* score, int64_t n) const {
+    const d_vec factor = d_vec{} + scale;
+    return map_row(score, n, [=](d_vec x, int64_t j, int64_t count) {
+      return x * factor + load_mask(values + j, count);
+    });
+  }
+  // A vector of mask values, of which `count` are in memory.
+  template <class M> static d_vec load_mask(const M* at, int64_t count) {
+    if (count >= d_lanes) return d_load_floats(at);
+    M part[d_lanes] = {};
+    for (int64_t j = 0; j < count; ++j) part[j] = at[j];
+    return d_load_floats((const M*)part);
+  }
+  template <class F> static d_vec map_row(float* score, int64_t n, const F& masked) {
+    d_vec largest = d_vec{} - d_inff;
+    int64_t j = 0;
+    for (; j + d_lanes <= n; j += d_lanes) {
+      d_vec& at = *(d_vec*)(score + j);
+      at = masked(at, j, d_lanes);
+      largest = d_select(at > largest, at, largest);
+    }
+    for (; j % d_panel || j < n; j += d_lanes) {
+      d_vec& at = *(d_vec*)(score + j);
+      const d_vec other = d_vec{} - d_inff;
+      at = j < n ? d_select(d_lanes_before(n - j), masked(at, j, n - j), other) : other;
+      largest = d_select(at > largest, at, largest);
+    }
+    return largest;
   }
   bool replaces() const { return mask_values == d_mask_bool || mask_values == d_mask_lowest; }
   // No gradient flows to a score that the mask replaced, also where its row is NaN.
@@ -285,7 +418,8 @@ static void d_attention_rows(const d_attention<T>& a, const d_packed<T>* keys, c
   packed* queries = (packed*)workspace;
   float* scores = workspace + block * d_query_step;
   float* result = scores + block * d_key_block;
-  float row_max[block], row_sum[block];
+  float row_max[block], row_sum[block], base[block], of_row[block];
+  d_vec lanes[block] = {};
   d_pack_rows(a.q.at(b, h) + first * a.q.row, a.q.row, 1, count, a.depth, queries, d_query_step);
   for (int64_t i = 0; i < block; ++i) row_max[i] = -d_inff, row_sum[i] = 0;
   const d_key_range seen = a.key_range(b, h, first, count);
@@ -294,29 +428,40 @@ static void d_attention_rows(const d_attention<T>& a, const d_packed<T>* keys, c
     const int64_t n = d_min(end - from, d_key_block), padded = d_round_up(n, d_panel);
     d_multiply_tiles<d_query_step, 1>(tiles, padded, depth, queries, keys + from * depth, depth * d_panel,
                              d_panel, scores, d_key_block, false);
+    const auto visible = [&](int64_t i) {
+      const int64_t last = a.causal ? d_min(n, first + i + 1 - from) : n;
+      return last > 0 ? last : 0;
+    };
+    for (int64_t i = 0; i < count; ++i)
+      lanes[i] = a.scale_and_mask(scores + i * d_key_block, b, h, first + i, from, visible(i));
+    d_combine_lanes(lanes, count, of_row, [](d_vec x, d_vec y) { return d_select(x > y, x, y); });
     for (int64_t i = 0; i < count; ++i) {
-      float* score = scores + i * d_key_block;
-      int64_t visible_keys = a.causal ? d_min(n, first + i + 1 - from) : n;
-      visible_keys = visible_keys > 0 ? visible_keys : 0;
-      const float factor = a.add_mask(score, b, h, first + i, from, visible_keys);
-      const float new_max = d_row_max(score, visible_keys, factor, row_max[i]);
-      const float base = new_max == -d_inff ? 0 : new_max;
-      const float rescale = d_exp(row_max[i] - base);
-      row_sum[i] = row_sum[i] * rescale + d_exp_and_sum(score, visible_keys, factor, base);
-      d_clear(score, visible_keys, padded);
-      d_pack_row_in_place(score, padded, (packed*)score);
-      if (from != start && rescale != 1.0f) d_scale_row(result + i * width, width, rescale);
+      const float new_max = of_row[i] > row_max[i] ? of_row[i] : row_max[i];
+      base[i] = new_max == -d_inff ? 0 : new_max;
+      if (from != start) {
+        const float rescale = d_exp(row_max[i] - base[i]);
+        row_sum[i] *= rescale;
+        if (rescale != 1.0f) d_scale_row(result + i * width, width, rescale);
+      }
       row_max[i] = new_max;
     }
+    for (int64_t i = 0; i < count; ++i) {
+      float* score = scores + i * d_key_block;
+      const int64_t whole = d_round_up(visible(i), d_panel);
+      lanes[i] = d_exp_and_pack(score, whole, base[i], queries);
+      d_clear((packed*)score, whole / d_pack_factor<packed>, padded / d_pack_factor<packed>);
+    }
+    d_combine_lanes(lanes, count, of_row, [](d_vec x, d_vec y) { return x + y; });
+    for (int64_t i = 0; i < count; ++i) row_sum[i] += of_row[i];
     d_multiply_tiles<d_key_block, 1>(tiles, width, d_packed_depth<T>(n), (const packed*)scores,
                        values + from / d_pack_factor<packed> * d_panel, d_packed_depth<T>(a.keys) * d_panel,
                        d_panel, result, width, from != start);
   }
   for (int64_t i = 0; i < count; ++i) {
     const float factor = row_sum[i] == 0 ? 0 : 1 / row_sum[i];
-#pragma omp simd
-    for (int64_t j = 0; j < a.width; ++j)
-      d_store(out + (first + i) * out_row + j, end ? result[i * width + j] * factor : 0);
+    T* to = out + (first + i) * out_row;
+    if (!end) d_clear(to, 0, a.width);
+    else d_store_scaled(result + i * width, a.width, factor, to);
     sums[(first + i) * sums_row] = row_max[i] + d_log(row_sum[i]);
   }
 }
@@ -365,10 +510,8 @@ template <class T>
 static void d_attention_forward(void** args, const int64_t* sizes, bool masked) {
   typedef d_packed<T> packed;
   d_attention<T> a(args, sizes, masked);
-  const bool chooses_mask = a.causal && a.mask, hides_tiles = !a.causal && a.has_hidden_tiles();
-  const bool moderate = (chooses_mask || hides_tiles) && a.is_moderate();
-  if (chooses_mask) a.choose_mask(moderate);
-  a.skips_masked_keys = hides_tiles && moderate;
+  const bool chooses_mask = a.causal && a.mask;
+  if (chooses_mask) a.choose_mask(a.is_moderate());
   auto out = a.template next<T>(args[3 + masked]);
   auto sums = a.template next<float>(args[4 + masked]);
   if (a.rows == 1 && !a.causal) {  // heads that share keys become the rows of one head
@@ -385,8 +528,12 @@ static void d_attention_forward(void** args, const int64_t* sizes, bool masked) 
   const int64_t parts = d_min(of_group, wanted), tasks = pairs * parts;
   const int64_t of_keys = a.padded_keys() * d_packed_depth<T>(a.depth);
   const int64_t packed_size = of_keys + d_packed_depth<T>(a.keys) * a.padded_width();
-  const d_workspaces workspaces(packed_size + block * (d_query_step + d_key_block + a.padded_width()));
+  const int64_t of_thread = packed_size + block * (d_query_step + d_key_block + a.padded_width());
+  const int64_t of_ranges = chooses_mask ? 0 : a.range_blocks() * d_floats_of_range;
+  const d_workspaces workspaces(of_thread, threads + (of_ranges + of_thread - 1) / of_thread);
   if (!workspaces.data) return;
+  d_key_range* ranges = (d_key_range*)(workspaces.data + threads * workspaces.count);
+  a.skips_masked_keys = of_ranges && a.find_ranges(ranges) && a.is_moderate();
 #pragma omp parallel if (tasks > 1)
   {
     const d_tile_scope tile_scope;
@@ -600,14 +747,14 @@ static void d_attention_backward(void** args, const int64_t* sizes, bool masked)
   d_attention<T> a(args, sizes, masked);
   const int at = 3 + masked;
   const auto grad = a.template next<const T>(args[at]);
-  const bool hides_tiles = !a.causal && a.has_hidden_tiles();
-  const bool moderate = (a.causal || hides_tiles) &&
-                        grad.is_moderate(a.batches, a.heads, a.rows, a.width) && a.is_moderate();
+  const int64_t of_ranges = a.range_blocks() * d_floats_of_range;
+  const auto is_moderate = [&] {
+    return grad.is_moderate(a.batches, a.heads, a.rows, a.width) && a.is_moderate();
+  };
   if (a.causal) {
-    a.skips_hidden_keys = moderate;
-    if (a.mask) a.choose_mask(moderate);
+    a.skips_hidden_keys = is_moderate();
+    if (a.mask) a.choose_mask(a.skips_hidden_keys);
   }
-  a.skips_masked_keys = hides_tiles && moderate;
   const auto out = a.template next<const T>(args[at + 1]);
   const auto sums = a.template next<const float>(args[at + 2]);
   const auto grad_q = a.template next<T>(args[at + 3]), grad_k = a.template next<T>(args[at + 4]);
@@ -627,9 +774,11 @@ static void d_attention_backward(void** args, const int64_t* sizes, bool masked)
       a.groups * ((a.rows + d_attention_gradient<T>::block - 1) / d_attention_gradient<T>::block);
   const int64_t of_queries = cut.parts > 1 ? blocks * d_attention_gradient<T>::block * depth : 0;
   const int64_t counters = tasks * sizeof(int64_t) / sizeof(float);
-  const d_workspaces workspaces(of_thread, threads + (counters + pairs * of_queries) / of_thread + 1);
+  const int64_t shared = counters + pairs * of_queries;
+  const d_workspaces workspaces(of_thread, threads + (shared + of_ranges) / of_thread + 1);
   if (!workspaces.data) return;
   float* common = workspaces.data + threads * workspaces.count;
+  a.skips_masked_keys = of_ranges && a.find_ranges((d_key_range*)(common + shared)) && is_moderate();
   int64_t *ended = (int64_t*)common, taken = 0;
   d_clear(ended, 0, tasks);
 #pragma omp parallel if (tasks > 1)
