@@ -395,6 +395,13 @@ CASES = [
         dtypes=F32,
     ),
     op(
+        "weighted_rows",
+        lambda x, i, w: (x[i] * w[..., None]).sum(1),
+        (5, 37),
+        index((3, 2), 5),
+        (3, 2),
+    ),
+    op(
         "isin",
         lambda x: torch.isin(x, torch.tensor([1, 3, 5], device=x.device)),
         X,

@@ -37,6 +37,18 @@ def test_columns_are_swept_along_memory() -> None:
     assert "kernel inner_reduction" in text_of(lambda x: x.sum(1), torch.ones(64, 32))
 
 
+def test_gathered_rows_are_summed_along_memory() -> None:
+    """Their numbers and weights lie along the sum, but are few."""
+
+    def weighted(x: Tensor, rows: Tensor, weights: Tensor) -> Tensor:
+        return (x[rows] * weights[..., None]).sum(1)
+
+    rows = torch.zeros(16, 2, dtype=torch.int64)
+    text = text_of(weighted, torch.ones(64, 32), rows, torch.ones(16, 2))
+    assert "kernel outer_reduction" in text
+    assert "kernel outer_reduction" in text_of(lambda x, i: x[i].sum(1), torch.ones(64, 32), rows)
+
+
 def test_softmax_keeps_its_exponentials_for_the_last_sweep() -> None:
     target = record(lambda x: x.softmax(-1), torch.ones(8, 64))
     source = target.render(target.programs[0], Config()).files["kernels.cpp"]

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from dicp.loop.ir.access import all_variables
 from dicp.loop.ir.expr import Ref
 from dicp.loop.ir.graph import Compute
-from dicp.loop.ir.index import ZERO, Index, Var, flatten, product
+from dicp.loop.ir.index import ZERO, Index, Var, flatten, product, variable
 from dicp.loop.schedule.groups import Group
 from dicp.loop.thresholds import MIN_CROSSED
 
@@ -143,10 +144,15 @@ def _levels_allowed(group: Group) -> bool:
 
 
 def is_outer(group: Group) -> bool:
-    """Whether this is an outer reduction: most loads are contiguous along a parallel axis."""
+    """Whether this is an outer reduction: most loads are contiguous along a parallel axis.
+
+    Loads that do not vary along all axes, such as weights and numbers of rows, count only where no
+    other load decides: they are of few elements.
+    """
     assert group.axes is not None
-    votes = 0
+    votes = {True: 0, False: 0}
     members = {n.out for n in group.computes()}
+    axes = {k for k, size in enumerate(group.dims) if size != 1}
     for node in group.computes():
         if node in group.rows_only:
             continue
@@ -154,15 +160,18 @@ def is_outer(group: Group) -> bool:
         for item in node.loads():
             if item.ref in members or not item.ref.strides:
                 continue
-            flat = flatten([c.substitute(mapping) for c in item.coords], item.ref.strides)
-            if not any(v.position in group.axes for v in flat.variables()):
+            own = {v for c in item.coords for v in all_variables(c)}
+            along = {v.position for o in own for v in mapping.get(o, variable(o)).variables()}
+            if not along & group.axes:
                 continue
+            flat = flatten([c.substitute(mapping) for c in item.coords], item.ref.strides)
             for var in flat.variables():
                 if flat.coefficient(var) == 1:
-                    votes += 1 if var.position not in group.axes else -1
-    if votes == 0:
+                    votes[along >= axes] += 1 if var.position not in group.axes else -1
+    decided = votes[True] or votes[False]
+    if decided == 0:
         return (len(group.dims) - 1) not in group.axes
-    return votes > 0
+    return decided > 0
 
 
 def has_strided_store(group: Group, node: Compute) -> bool:

@@ -128,7 +128,8 @@ d_inline void d_store_packed_panel(d_bf16_pair* to, const d_vec* x) { d_store_ro
 // to[j] = x[j] * factor; x has whole panels.
 template <class T> d_inline void d_store_scaled(const float* x, int64_t n, float factor, T* to) {
   // Without instructions that convert to 16 bits, a loop is vectorized as integer arithmetic.
-  if constexpr (sizeof(T) == 2 && d_pack_factor<d_packed<T>> == 1) return d_copy(x, 0, 1, 1, n, to, 0, factor);
+  constexpr bool by_loop = sizeof(T) == 2 && d_pack_factor<d_packed<T>> == 1;
+  if constexpr (by_loop) return d_copy(x, 0, 1, 1, n, to, 0, factor);
   for (int64_t j = 0; j < n; j += d_panel) {
     const d_vec *from = (const d_vec*)(x + j), both[2] = {from[0] * factor, from[1] * factor};
     if (n - j >= d_panel) d_store_row(to + j, both, false);
