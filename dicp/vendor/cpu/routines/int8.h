@@ -68,7 +68,9 @@ template <bool is_signed> struct d_int8_product {
 #pragma GCC unroll 16
         for (int r = 0; r < d_lanes; ++r)
           if (j + r < height)
-            asm("vmovdqu32 %1, %0%{%2%}" : "+m"(*(d_words*)(to + (j + r) * c_row + i)) : "v"(square[r]), "Yk"(mask));
+            asm("vmovdqu32 %1, %0%{%2%}"
+                : "+m"(*(d_words*)(to + (j + r) * c_row + i))
+                : "v"(square[r]), "Yk"(mask));
       }
   }
   // The results of `count` columns from `column` on; `panel` holds A.
@@ -77,7 +79,8 @@ template <bool is_signed> struct d_int8_product {
     int64_t left_row = b_column;
     int8_t *copy = workspace + 4 * tile, *rest = copy + size * padded_depth();
     if (count < size) {  // rows beyond the last one are not read
-      for (int64_t i = 0; i < count; ++i) __builtin_memcpy(copy + i * padded_depth(), left + i * left_row, depth);
+      for (int64_t i = 0; i < count; ++i)
+        __builtin_memcpy(copy + i * padded_depth(), left + i * left_row, depth);
       left = copy, left_row = padded_depth();
     }
     const int64_t whole = depth / chunk * chunk;
@@ -116,7 +119,8 @@ template <bool is_signed> struct d_int8_product {
     const d_workspaces packed(step * padded_depth() / 4, 1),
         workspaces(tile + size * (padded_depth() + chunk) / 4);
     if (!packed.data || !workspaces.data) return;
-    for (int64_t i = 0; i < rows; i += step) block(i, d_min(rows - i, step), (int8_t*)packed.data, workspaces);
+    for (int64_t i = 0; i < rows; i += step)
+      block(i, d_min(rows - i, step), (int8_t*)packed.data, workspaces);
   }
 };
 #endif

@@ -143,7 +143,8 @@ template <class T, bool by_columns = false, class W = T> struct d_gemm {
       float* sums = pending.buffers[pending.sums == pending.buffers[0]];
       if (tile_rows == tile_shape::short_rows)
         d_compute_tile_in_registers<tile_shape::short_rows, 2>(part, from, nullptr, sums, between);
-      else if (wide <= d_lanes) d_compute_tile_in_registers<tile_shape::rows, 1>(part, from, nullptr, sums, between);
+      else if (wide <= d_lanes)
+        d_compute_tile_in_registers<tile_shape::rows, 1>(part, from, nullptr, sums, between);
       else d_compute_tile_in_registers<tile_shape::rows, 2>(part, from, nullptr, sums, between);
       finish_tile(pending);
       pending.sums = sums, pending.next = 0, pending.height = height, pending.row = row, pending.wide = wide;
@@ -392,7 +393,8 @@ struct d_byte_tiles {
         const d_tile_operands<d_bf16_pair> of = {
             left, step, 1, right + (j * packed_depth() + k) * d_panel, d_panel};
         float *to = sums + j * tile, *before = k ? to : nullptr;
-        if (rows - j * d_panel <= d_lanes) d_compute_tile_in_registers<height, 1>(part, of, before, to, [] {});
+        if (rows - j * d_panel <= d_lanes)
+          d_compute_tile_in_registers<height, 1>(part, of, before, to, [] {});
         else d_compute_tile_in_registers<height, 2>(part, of, before, to, [] {});
       }
     }
@@ -402,7 +404,8 @@ struct d_byte_tiles {
                                 all.at(c, column, j * d_panel));
   }
   __attribute__((noinline)) void run() const {
-    const d_workspaces right(panels() * packed_depth() * d_panel, 1), workspaces(height * step + panels() * tile);
+    const d_workspaces right(panels() * packed_depth() * d_panel, 1),
+        workspaces(height * step + panels() * tile);
     if (!right.data || !workspaces.data) return;
     if (!depth) d_clear(workspaces.data, 0, workspaces.count * d_threads());  // sums of nothing are 0
     d_pack_panels<d_bf16>(a.data, a.column, a.row, depth, rows, (d_bf16_pair*)right.data);
