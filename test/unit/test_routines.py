@@ -62,6 +62,12 @@ def by_vectors(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(product, "has_tiles", lambda: False)
 
 
+@pytest.fixture(autouse=True)
+def without_splits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Float32 products as on processors without tile registers."""
+    monkeypatch.setattr(product, "has_split_products", lambda dtype: False)
+
+
 def check(
     tmp_path: Path, fn: Callable[..., Tensor], *inputs: Any, dynamic: bool | None = False,
     config: Config | None = None, later: Sequence[Any] = (),

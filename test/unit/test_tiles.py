@@ -25,8 +25,9 @@ from dicp.vendor.cpu.units import header_texts, unit_text
 SUPPORT = Path(__file__).parents[1] / "support"
 MODEL = ("-DDICP_TILE_MODEL", f"-I{SUPPORT}")
 HALF = torch.bfloat16
-GROUPS = ("product", "product_transposed", "attention", "attention_gradients", "nhwc",
-          "nhwc_filters")  # fmt: skip
+GROUPS = ("product_bf16", "product_transposed_bf16", "attention_bf16", "attention_gradients_bf16",
+          "nhwc_bf16", "nhwc_filters_bf16", "product_bytes_on_tiles_bf16", "int8", "split")  # fmt: skip
+"""The groups of routines that multiply tiles, with the ending of their dtype."""
 
 pytestmark = pytest.mark.skipif(
     "avx512_bf16" not in Path("/proc/cpuinfo").read_text(), reason="vectors beside the tiles"
@@ -135,6 +136,50 @@ def test_bytes(
     row_major = drawn(rows, 64, dtype=dtype), drawn(64, 32)
     steps = on_tiles(folder, torch._int_mm, *row_major)
     assert not any("dicp" in step for step in steps)
+
+
+@pytest.fixture
+def splits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Products of float32 are split, whatever the processor."""
+    monkeypatch.setattr(product, "has_tiles", lambda: True)
+
+
+@pytest.mark.usefixtures("splits")
+@pytest.mark.parametrize("right", LAYOUTS)
+@pytest.mark.parametrize("left", LAYOUTS)
+def test_products_of_parts(folder: Path, left: str, right: str) -> None:
+    """Float32 in all layouts: whole and partial tiles, sums in several parts, more rows than are
+    packed at once."""
+    for rows, depth, columns in ((128, 64, 96), (101, 49, 113), (130, 1030, 85), (530, 50, 80)):
+        a = LAYOUTS[left](torch.randn(rows, depth))
+        b = LAYOUTS[right](torch.randn(depth, columns))
+        assert on_tiles(folder, torch.mm, a, b) == ["dicp_split"]
+
+
+@pytest.mark.usefixtures("splits")
+def test_gradients_of_parts(folder: Path) -> None:
+    x, w, b = leaf(120, 130), leaf(110, 130), leaf(110)
+    steps = on_tiles(folder, lambda x, w, b: F.gelu(F.linear(x, w, b)), x, w, b)
+    routines = [step for step in steps if step.startswith("dicp")]
+    assert routines == ["dicp_split_biased", "dicp_split", "dicp_split"]
+    inference = [t.detach() for t in (x, w, b)]
+    fused = on_tiles(folder, lambda x, w, b: F.gelu(F.linear(x, w, b)), *inference)
+    assert fused == ["dicp_split_biased"]
+
+
+@pytest.mark.usefixtures("splits")
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, 3e38, 1e20, 1e-40], ids=str)
+@pytest.mark.parametrize("whole", [False, True], ids=["one", "all"])
+def test_parts_out_of_range(folder: Path, value: float, whole: bool) -> None:
+    """Infinite numbers, and those whose parts or products of parts bfloat16 cannot hold."""
+    x, w = torch.randn(110, 128), torch.randn(128, 100)
+    for changed in (x, w):
+        kept = changed.clone()
+        changed[slice(None) if whole else 3] *= value
+        changed[0, :2] = torch.tensor([value, -value])
+        steps = on_tiles(folder, torch.mm, x, w)
+        assert steps in (["dicp_split"], []), "compiled, or found in the cache"
+        changed.copy_(kept)
 
 
 def test_epilogue_and_groups(folder: Path) -> None:
@@ -273,17 +318,16 @@ def test_instructions(tmp_path: Path, compiler: str) -> None:
         pytest.skip(f"needs {compiler} and objdump")
     flags = ("-DDICP_TILES", "-mamx-tile", "-mamx-bf16")
     for name in GROUPS:
-        group = Group(name, "_bf16")
+        group = Group(name.removesuffix("_bf16"), "_bf16" if name.endswith("_bf16") else "")
         files = {"unit.cpp": unit_text(group.header, group.bodies(), {}), **header_texts()}
         toolchain = find_toolchain(Config(cxx=compiler, cxx_flags=flags))
         (tmp_path / OUTPUT).write_bytes(compile_shared(toolchain, files, "unit.cpp"))
         text = subprocess.run(
             ["objdump", "-d", str(tmp_path / OUTPUT)], capture_output=True, text=True, check=True
         ).stdout
-        for instruction in (
-            "tdpbf16ps %tmm6,%tmm4,%tmm0", "tdpbf16ps %tmm7,%tmm4,%tmm1",
-            "tdpbf16ps %tmm6,%tmm5,%tmm2", "tdpbf16ps %tmm7,%tmm5,%tmm3",
-        ):  # fmt: skip
-            assert instruction in text, "Intel's order is reversed: b, a, c"
+        kinds = ("tdpbssd", "tdpbsud") if name == "int8" else ("tdpbf16ps",)
+        for kind in kinds:
+            for operands in ("6,%tmm4,%tmm0", "7,%tmm4,%tmm1", "6,%tmm5,%tmm2", "7,%tmm5,%tmm3"):
+                assert f"{kind} %tmm{operands}" in text, "Intel's order is reversed: b, a, c"
         assert "ldtilecfg" in text and "tilerelease" in text
         assert "vdpbf16ps" not in text

@@ -45,6 +45,7 @@ from dicp.vendor.cpu.routines import (
     are_supported,
     expected_groups,
     group_of,
+    is_split,
     product_sizes,
 )
 from dicp.vendor.cpu.schedule import with_form
@@ -161,6 +162,9 @@ class CpuTarget(LoopTarget):
         if decision.kind != "library":
             return decision
         if sizes := product_sizes(node):
+            if is_split(torch.float32, *sizes):
+                reason = "our kernel: float32 split into bfloat16 for tile registers"
+                return replace(decision, reason=reason)
             return replace(decision, reason=str(verdict(cache, shape_class(*sizes))))
         if has_tiles() and (sizes := product_sizes(node, torch.bfloat16)):
             found = self._on_tiles(cache, shape_class(*sizes), config)

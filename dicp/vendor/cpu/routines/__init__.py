@@ -16,7 +16,7 @@ from dicp.vendor.cpu.routines.convolution import CONVOLUTIONS
 from dicp.vendor.cpu.routines.expected import expected_groups
 from dicp.vendor.cpu.routines.grouped import GROUPED
 from dicp.vendor.cpu.routines.int8 import INT8
-from dicp.vendor.cpu.routines.product import Products, product_sizes
+from dicp.vendor.cpu.routines.product import Products, is_split, product_sizes
 
 ROUTINES = CONVOLUTIONS.merged(ATTENTION, GROUPED, INT8)
 """Rules of all routines but products, whose rules depend on what was measured."""
@@ -31,6 +31,7 @@ __all__ = [
     "group_of",
     "headers",
     "are_supported",
+    "is_split",
     "product_sizes",
     "without_parts",
 ]

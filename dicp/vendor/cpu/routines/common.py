@@ -18,7 +18,7 @@ from dicp.vendor.cpu.toolchain import JOINED_PRODUCTS
 
 FOLDER = Path(__file__).parent
 HEADERS = ("tile.h", "gemm.h", "exp.h", "dots.h", "axpys.h", "product.h", "attention.h",
-           "convolution.h", "depthwise.h", "im2col.h", "nhwc.h", "int8.h")  # fmt: skip
+           "convolution.h", "depthwise.h", "im2col.h", "nhwc.h", "int8.h", "split.h")  # fmt: skip
 
 LIBRARY_CALLS = RuleTable()
 """Rules that call the library, for where the routines are not used."""
@@ -48,6 +48,7 @@ GROUPS = {
         "dicp_product_grouped": "d_product_grouped<{}>(args, sizes)",
         "dicp_product_grouped_weights": "d_product_grouped_weights<{}>(args, sizes)",
     },
+    "split": _both("dicp_split", "d_product_split"),
     "product_transposed": _both("dicp_product_transposed", "d_product_transposed<{}>"),
     "dots": _both("dicp_dots", "d_product_by_dots<{}>"),
     "axpys": _both("dicp_axpys", "d_product_by_axpys<{}>"),

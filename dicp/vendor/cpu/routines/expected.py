@@ -17,7 +17,7 @@ from dicp.vendor.cpu.calibration import ShapeClass, shape_class
 from dicp.vendor.cpu.routines import choice
 from dicp.vendor.cpu.routines.common import TYPES, Group, without_parts
 from dicp.vendor.cpu.routines.depthwise import columns_of
-from dicp.vendor.cpu.routines.product import variant
+from dicp.vendor.cpu.routines.product import is_split, variant
 
 PRODUCTS = (F.linear, torch.matmul, operator.matmul, torch.mm, torch.bmm, torch.addmm)
 PRODUCT_METHODS = ("matmul", "mm", "bmm", "addmm")
@@ -79,10 +79,13 @@ def _groups_of_product(node: fx.Node, out: torch.Tensor, train: bool) -> tuple[s
     if _operator(node) is F.linear:
         steps, sizes = steps[::-1], sizes[::-1]
     rows = math.prod(out.shape[:-1]) if right.ndim == 2 else out.shape[-2]
-    kind = variant(out.dtype, rows, sizes[1], steps, _in_first_call)
+    depth, columns = sizes
+    if right.ndim == 2 and is_split(out.dtype, rows, depth, columns):
+        return ("split",)
+    kind = variant(out.dtype, rows, columns, steps, _in_first_call)
     if not train:
         return (kind,)
-    return kind, "product", variant(out.dtype, rows, sizes[0], steps[::-1], _in_first_call)
+    return kind, "product", variant(out.dtype, rows, depth, steps[::-1], _in_first_call)
 
 
 def _has_own_kernel(
@@ -100,7 +103,8 @@ def _has_own_kernel(
     sizes = (*out.shape[:-1], left.shape[-1], out.shape[-1])
     if not all(isinstance(size, int) for size in sizes):
         return False
-    return past_blas(shape_class(math.prod(out.shape[:-1]), left.shape[-1], out.shape[-1]))
+    rows, depth, columns = math.prod(out.shape[:-1]), left.shape[-1], out.shape[-1]
+    return is_split(out.dtype, rows, depth, columns) or past_blas(shape_class(rows, depth, columns))
 
 
 def _tensor(node: Any) -> torch.Tensor | None:
