@@ -26,7 +26,8 @@ SUPPORT = Path(__file__).parents[1] / "support"
 MODEL = ("-DDICP_TILE_MODEL", f"-I{SUPPORT}")
 HALF = torch.bfloat16
 GROUPS = ("product_bf16", "product_transposed_bf16", "attention_bf16", "attention_gradients_bf16",
-          "nhwc_bf16", "nhwc_filters_bf16", "product_bytes_on_tiles_bf16", "int8", "split")  # fmt: skip
+          "nhwc_bf16", "nhwc_filters_bf16", "product_bytes_on_tiles_bf16", "int8",
+          "split")  # fmt: skip
 """The groups of routines that multiply tiles, with the ending of their dtype."""
 
 pytestmark = pytest.mark.skipif(
@@ -121,7 +122,7 @@ def test_bytes(
     monkeypatch: pytest.MonkeyPatch, folder: Path, rows: int, dtype: torch.dtype
 ) -> None:
     """Sizes that end within a group, a tile and a step; rows in several blocks; rows apart."""
-    monkeypatch.setattr(int8, "has_tiles", lambda: True)
+    monkeypatch.setattr(int8, "has_int8_tiles", lambda: True)
 
     def drawn(*shape: int, dtype: torch.dtype = torch.int8) -> Tensor:
         low, high = torch.iinfo(dtype).min, torch.iinfo(dtype).max + 1

@@ -45,6 +45,7 @@ from dicp.vendor.cpu.routines import (
     are_supported,
     expected_groups,
     group_of,
+    has_int8_tiles,
     is_split,
     product_sizes,
 )
@@ -111,7 +112,7 @@ class CpuTarget(LoopTarget):
         keep=LIBRARY_RULES.ops(),
         fusions=frozenset({"layer_norm", "rms_norm", "gelu", "linear", "int8"}),
         attention={"cpu": ATTENTION},
-        fast_signed_int8=has_tiles(),
+        fast_signed_int8=has_int8_tiles(),
         frozen_fusions=frozenset({"conv_bn"}),
         # Makes ResNet-50 in bfloat16 1.25 times as fast in training, 1.2 at inference.
         channels_last=frozenset({torch.bfloat16}),

@@ -15,7 +15,7 @@ from dicp.vendor.cpu.routines.common import (
 from dicp.vendor.cpu.routines.convolution import CONVOLUTIONS
 from dicp.vendor.cpu.routines.expected import expected_groups
 from dicp.vendor.cpu.routines.grouped import GROUPED
-from dicp.vendor.cpu.routines.int8 import INT8
+from dicp.vendor.cpu.routines.int8 import INT8, has_int8_tiles
 from dicp.vendor.cpu.routines.product import Products, is_split, product_sizes
 
 ROUTINES = CONVOLUTIONS.merged(ATTENTION, GROUPED, INT8)
@@ -29,6 +29,7 @@ __all__ = [
     "are_attended",
     "expected_groups",
     "group_of",
+    "has_int8_tiles",
     "headers",
     "are_supported",
     "is_split",

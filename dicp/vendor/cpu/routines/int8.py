@@ -7,12 +7,18 @@ import torch
 from dicp.loop.lowering import Lowering, RuleTable, Value
 from dicp.loop.lowering.library import library_rule
 from dicp.vendor.cpu.routines.common import LIBRARY_CALLS, call
-from dicp.vendor.cpu.toolchain import has_tiles
+from dicp.vendor.cpu.toolchain import has_feature, has_tiles
 
 int_mm = torch.ops.aten._int_mm.default
 INT8 = RuleTable()
 ROUTINES_BY_DTYPE = {torch.int8: "dicp_int8", torch.uint8: "dicp_uint8"}
 """Element type of the left operand -> the routine."""
+
+
+def has_int8_tiles() -> bool:
+    """Whether this process may multiply bytes by tile registers."""
+    return has_tiles() and has_feature("amx_int8")
+
 
 LIBRARY_CALLS.add(int_mm, library_rule(int_mm), "library")
 
@@ -22,7 +28,7 @@ def product(lw: Lowering, a: Value, b: Value) -> Value:
     """a @ b, by tile registers where b is column-major, as weights are."""
     (out,) = lw.results()
     name = ROUTINES_BY_DTYPE.get(a.dtype)
-    if name is None or not has_tiles() or b.dtype != torch.int8:
+    if name is None or not has_int8_tiles() or b.dtype != torch.int8:
         return library_rule(int_mm)(lw, a, b)
     left, right = lw.realize(a), lw.realize(b)
     if (left.strides[1], right.strides[0], out.strides[1]) != (1, 1, 1):
