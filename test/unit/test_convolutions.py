@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from test_routines import by_dtype, check, leaf, named
+from test_routines import by_dtype, by_vectors, check, leaf, named  # noqa: F401 (a fixture)
 from torch import Tensor
 
 from dicp.dynamo_bridge.backend import Backend
@@ -116,6 +116,7 @@ def test_options_by_name(tmp_path: Path) -> None:
 
 
 @by_dtype
+@pytest.mark.usefixtures("by_vectors")
 @pytest.mark.parametrize("symbolic", [False, True], ids=["static", "dynamic"])
 def test_filters_of_one_pixel_on_channels_last(
     tmp_path: Path, dtype: torch.dtype, symbolic: bool
@@ -147,6 +148,7 @@ def test_images_of_symbolic_sizes_are_read_as_rows_of_pixels(tmp_path: Path) -> 
 
 
 @by_dtype
+@pytest.mark.usefixtures("by_vectors")
 @pytest.mark.parametrize("taps", [(2, 2), (2, 4), (1, 3)], ids=str)
 def test_steps_as_long_as_filters(
     tmp_path: Path, taps: tuple[int, int], dtype: torch.dtype

@@ -346,7 +346,7 @@ struct d_convolution_nhwc {
   int64_t depth() const { return taps() * channels / d_pack_factor<d_bf16_pair>; }
   bool reads_in_place() const {
     return y.stride == 1 && x.stride == 1 && x.dilation == 1 && channels % d_panel == 0 && taps() > 1 &&
-           !skips && x.padding >= 0 && x.out >= d_min_in_place && filters * depth() <= d_max_in_place;
+           x.padding >= 0 && x.out >= d_min_in_place && filters * depth() <= d_max_in_place;
   }
   static constexpr int64_t tile_rows = d_tile_shape<d_bf16_pair>::rows;
   // A tile whose sums are complete; the rest of its rows are stored while the next one is computed.
@@ -418,6 +418,7 @@ struct d_convolution_nhwc {
           }
       }
     open.store(tile_rows);
+    if (skips) correct((image * y.out + row) * x.out, count * x.out, 0, filters);
   }
   // Tasks are rows of an image's pixels.
   void run_in_place() const {

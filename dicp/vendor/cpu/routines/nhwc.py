@@ -85,8 +85,9 @@ def _sizes(
     `weights`: the filters of a gradient of images, which is `reversed`, or their gradient.
     """
     image, _, row, pixel = images.strides
-    # As oneDNN does in bfloat16, small images too; on tile registers only images of one pixel.
-    padded = has_tiles() and any(axis.size != 1 for axis in axes)
+    # Padding is left out as oneDNN does in bfloat16, of small images too; with tile registers it
+    # does so only in gradients and for images of one pixel.
+    padded = has_tiles() and weights is None and any(axis.size != 1 for axis in axes)
     skips = not padded and any(axis.taps != 1 for axis in axes)
     steps: Sequence[Size] = (0, 0, 0, 1)
     if weights is not None:
