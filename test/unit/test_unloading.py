@@ -57,7 +57,7 @@ def test_dropped_graphs_give_everything_back(tmp_path: Path) -> None:
     assert alive()[LoopExecutable] == before[LoopExecutable] + 8
     del compiled, warm, run
     torch._dynamo.reset()
-    assert alive()[LoopExecutable] == start
+    assert alive()[LoopExecutable] <= start, "those of earlier tests may have gone, too"
     assert mapped(tmp_path) == 0
     assert alive()[fx.GraphModule] <= before[fx.GraphModule]
 
@@ -83,7 +83,7 @@ def test_routines_are_unloaded_with_their_graphs(tmp_path: Path) -> None:
     assert mapped(tmp_path) > 0
     del compiled
     torch._dynamo.reset()
-    assert alive()[LoopExecutable] == start and mapped(tmp_path) == 0
+    assert alive()[LoopExecutable] <= start and mapped(tmp_path) == 0
 
 
 @linux
@@ -117,4 +117,4 @@ def test_code_that_runs_stays(tmp_path: Path) -> None:
     thread.join()
     torch.testing.assert_close(results[-1], fn(x))
     del thread
-    assert alive()[LoopExecutable] == start and mapped(tmp_path) == 0
+    assert alive()[LoopExecutable] <= start and mapped(tmp_path) == 0

@@ -11,8 +11,9 @@ constexpr int64_t d_split_block = 32;   // rows or columns of a block, and the d
 constexpr int64_t d_split_part = 512;   // words of one part of a block's step: two tiles
 constexpr int64_t d_split_step = 3 * d_split_part;
 constexpr int64_t d_split_depth = 512, d_split_rows = 512;  // the most that one packed copy of A holds
-// Magnitudes as bits: from 2^63 on, a sum of parts may be no number where the product is infinite; and
-// parts of numbers below 2^-100 may be too small for bfloat16.
+// Magnitudes as bits: from 2^63 on, a sum of parts may be no number where the product is infinite. Parts of
+// numbers below 2^-100 may be too small for bfloat16: a block of such numbers is not split. Beside larger ones
+// they lose what is below 2^-126, as the tile registers take such numbers for 0.
 constexpr uint32_t d_split_largest = 0x5f000000, d_split_smallest = 0x0d800000;
 
 // The lines of a square of floats, `step` apart; missing ones are 0.
