@@ -141,8 +141,9 @@ def test_bytes(
 
 @pytest.fixture
 def splits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Products of float32 are split, whatever the processor."""
+    """Products of float32 are split, whatever the processor and the number of threads."""
     monkeypatch.setattr(product, "has_tiles", lambda: True)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
 
 
 @pytest.mark.usefixtures("splits")

@@ -244,7 +244,8 @@ class CpuTarget(LoopTarget):
     # ---- identity and health --------------------------------------------------------------------
 
     def fingerprint(self, config: Config) -> str:
-        return identity_of(find_toolchain(config))
+        threaded = torch.get_num_threads() > 1  # by which float32 products are chosen
+        return f"{identity_of(find_toolchain(config))} {threaded}"
 
     def doctor(self, config: Config) -> list[Check]:
         try:

@@ -84,9 +84,13 @@ def _variant(dtype: torch.dtype, rows: int, columns: Size, right: Sequence[Any])
 
 
 def has_split_products(dtype: torch.dtype) -> bool:
-    """Whether there are tile registers for matrices of `dtype` whose numbers are split into sums of
-    bfloat16 numbers: float32."""
-    return dtype == torch.float32 and has_tiles()
+    """Whether matrices of `dtype` are multiplied by tile registers, their numbers split into sums
+    of bfloat16 numbers: float32, by a single thread.
+
+    Two threads may share the tile unit of one core: of BLAS's time, 512x768x3072 takes 0.64 with
+    one thread and 1.24 with two on an Intel Xeon (Emerald Rapids) of two virtual processors.
+    """
+    return dtype == torch.float32 and has_tiles() and torch.get_num_threads() == 1
 
 
 def is_split(dtype: torch.dtype, rows: Size, depth: Size, columns: Size) -> bool:
