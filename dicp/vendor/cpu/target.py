@@ -46,6 +46,7 @@ from dicp.vendor.cpu.routines import (
     expected_groups,
     group_of,
     has_int8_tiles,
+    has_split_products,
     is_split,
     product_sizes,
 )
@@ -244,8 +245,8 @@ class CpuTarget(LoopTarget):
     # ---- identity and health --------------------------------------------------------------------
 
     def fingerprint(self, config: Config) -> str:
-        threaded = torch.get_num_threads() > 1  # by which float32 products are chosen
-        return f"{identity_of(find_toolchain(config))} {threaded}"
+        splits = has_split_products(torch.float32)  # depends on the number of threads
+        return f"{identity_of(find_toolchain(config))} {splits}"
 
     def doctor(self, config: Config) -> list[Check]:
         try:

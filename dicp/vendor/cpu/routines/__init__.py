@@ -16,7 +16,7 @@ from dicp.vendor.cpu.routines.convolution import CONVOLUTIONS
 from dicp.vendor.cpu.routines.expected import expected_groups
 from dicp.vendor.cpu.routines.grouped import GROUPED
 from dicp.vendor.cpu.routines.int8 import INT8, has_int8_tiles
-from dicp.vendor.cpu.routines.product import Products, is_split, product_sizes
+from dicp.vendor.cpu.routines.product import Products, has_split_products, is_split, product_sizes
 
 ROUTINES = CONVOLUTIONS.merged(ATTENTION, GROUPED, INT8)
 """Rules of all routines but products, whose rules depend on what was measured."""
@@ -30,6 +30,7 @@ __all__ = [
     "expected_groups",
     "group_of",
     "has_int8_tiles",
+    "has_split_products",
     "headers",
     "are_supported",
     "is_split",

@@ -196,10 +196,11 @@ template <class T> struct d_bytes_product_args {
 };
 template <class T> static void d_product_of_bytes_by_dots(void** args, const int64_t* sizes) {
 #if defined(D_TILES)
-  typedef float product;  // of a single row: converting bytes to pairs of bfloat16 takes longer
+  typedef float product;  // converting bytes to pairs of bfloat16 takes longer for the few rows
 #else
   typedef T product;
 #endif
   const d_bytes_product_args<T> p(args, sizes);
-  d_dots<T, int8_t, product>{1, p.rows, p.columns, p.depth, p.a, p.b, nullptr, false, p.c, 0, p.c_row, d_none}.run();
+  d_dots<T, int8_t, product>{1, p.rows, p.columns, p.depth, p.a, p.b, nullptr, false, p.c, 0, p.c_row, d_none}
+      .run();
 }

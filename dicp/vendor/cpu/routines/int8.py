@@ -27,11 +27,10 @@ LIBRARY_CALLS.add(int_mm, library_rule(int_mm), "library")
 def product(lw: Lowering, a: Value, b: Value) -> Value:
     """a @ b, by tile registers where b is column-major, as weights are."""
     (out,) = lw.results()
-    name = ROUTINES_BY_DTYPE.get(a.dtype)
-    if name is None or not has_int8_tiles() or b.dtype != torch.int8:
-        return library_rule(int_mm)(lw, a, b)
+    name = ROUTINES_BY_DTYPE.get(a.dtype, "")
     left, right = lw.realize(a), lw.realize(b)
-    if (left.strides[1], right.strides[0], out.strides[1]) != (1, 1, 1):
+    fits = name and has_int8_tiles() and b.dtype == torch.int8
+    if not fits or (left.strides[1], right.strides[0], out.strides[1]) != (1, 1, 1):
         return library_rule(int_mm)(lw, a, b)
     sizes = [*out.shape, a.shape[1], left.strides[0], right.strides[1], out.strides[0]]
     return call(lw, name, (left, right), (out,), sizes)[0]

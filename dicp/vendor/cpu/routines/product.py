@@ -182,10 +182,17 @@ class Products:
         sizes = a.shape[0], a.shape[1], b.shape[1]
         return is_split(out.dtype, *sizes) and are_supported(a, b, *more) and out.strides[-1] == 1
 
-    def fits(self, lw: Lowering, out: Ref, a: Value, b: Value, *more: Value | None) -> bool:
-        """Whether our kernel computes the product a @ b of matrices, faster than the libraries."""
+    def fits(
+        self, lw: Lowering, out: Ref, a: Value, b: Value, *more: Value | None, past_blas: bool
+    ) -> bool:
+        """Whether our kernel computes the product a @ b of matrices, faster than the libraries.
+
+        `past_blas`: whether BLAS is the slower one of them.
+        """
         if self.splits(out, a, b, *more):
             return True
+        if not past_blas:
+            return False
         which = shape_class(a.shape[0], a.shape[1], b.shape[1])
         if not self.takes(which, a, b, *more) or out.strides[-1] != 1:
             return False
@@ -212,7 +219,7 @@ class Products:
         weights = _bytes_of(lw, a, out, MAX_OWN_BYTES_ROWS if past_blas else MAX_BYTES_ROWS)
         if weights is not None:
             return _by_bytes(lw, a, weights, out)
-        own = (past_blas and self.fits(lw, out, a, b)) or self.splits(out, a, b)
+        own = self.fits(lw, out, a, b, past_blas=past_blas)
         return _product(lw, a, b, out) if own else library.mm(lw, a, b, past_blas)
 
     def addmm(
@@ -220,9 +227,8 @@ class Products:
     ) -> Value:
         (out,) = lw.results()
         past_blas = self.is_past_blas(a, b)
-        own = past_blas or self.splits(out, a, b, bias)
-        own = own and library.adds_row(bias, b, beta, alpha)
-        if not (own and self.fits(lw, out, a, b, bias)):
+        adds_row = library.adds_row(bias, b, beta, alpha)
+        if not (adds_row and self.fits(lw, out, a, b, bias, past_blas=past_blas)):
             return library.addmm(lw, bias, a, b, beta, alpha, past_blas)
         return _product(lw, a, b, out, bias)
 
@@ -234,8 +240,8 @@ class Products:
             return library.linear(lw, x, w, bias, activation)
         transposed = lw.permute(w, [1, 0])
         shallow = isinstance(x.shape[1], int) and x.shape[1] <= MAX_FUSED_DEPTH
-        own = shallow or self.is_past_blas(x, transposed) or self.splits(out, x, transposed, bias)
-        if not (own and self.fits(lw, out, x, transposed, bias)):
+        past_blas = shallow or self.is_past_blas(x, transposed)
+        if not self.fits(lw, out, x, transposed, bias, past_blas=past_blas):
             return library.linear(lw, x, w, bias, activation)
         return _product(lw, x, transposed, out, bias, activation)
 
