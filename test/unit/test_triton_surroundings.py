@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import ctypes
+import errno
+import os
 import signal
 import subprocess
 import sys
@@ -30,6 +32,7 @@ from dicp.cache import Cache
 from dicp.compare import Rule, assert_matches
 from dicp.config import Config
 from dicp.dynamo_bridge.backend import Backend
+from dicp.errors import CompilerError
 from dicp.gpu.launch import Device, StreamPool
 from dicp.vendor.triton import builder, simulator
 from dicp.vendor.triton.builder import Builder, Workers
@@ -162,6 +165,36 @@ def test_no_more_processes_than_are_allowed(
     jobs = [job(axes={"x": {"size": "s0", "block": 2**k, "masked": True}}) for k in range(5, 11)]
     Builder(Cache.open(Config(cache_dir=tmp_path)), workers, 2).build(jobs)
     assert len(started) == 2
+
+
+def test_workers_do_not_change_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two threads that set a variable for their children would free what the other's child reads,
+    and restore each other's value."""
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    starting, given, start = threading.Barrier(2, timeout=60), [], subprocess.Popen
+
+    def wait_for_the_other(*args: Any, **options: Any) -> subprocess.Popen[str]:
+        starting.wait()
+        given.append((os.environ["TRITON_INTERPRET"], options["env"]["TRITON_INTERPRET"]))
+        return start(*args, **options)
+
+    monkeypatch.setattr(builder.subprocess, "Popen", wait_for_the_other)
+    with ThreadPoolExecutor(2) as pool:
+        for process in pool.map(lambda _: builder._Process(), range(2)):
+            process.kill()
+    assert given == [("1", "0")] * 2 and os.environ["TRITON_INTERPRET"] == "1"
+
+
+def test_a_system_that_starts_no_process_is_named(
+    tmp_path: Path, workers: Workers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*args: Any, **options: Any) -> None:
+        raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+
+    monkeypatch.setattr(builder.subprocess, "Popen", refuse)
+    workers.warm_up(1)
+    with pytest.raises(CompilerError, match="process cannot be started: .*temporarily unavailable"):
+        Builder(Cache.open(Config(cache_dir=tmp_path)), workers, 1).build([job()])
 
 
 def test_workers_that_are_busy_are_not_started_again(

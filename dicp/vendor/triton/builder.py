@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from dicp.cache import Cache, key_of
-from dicp.config import environment
+from dicp.config import environment_with
 from dicp.errors import CompilerError, FallbackWarning, ToolchainError
 from dicp.gpu import build
 from dicp.gpu.build import Binary
@@ -117,11 +117,13 @@ class _Process:
         self.folder = Path(tempfile.mkdtemp(prefix="dicp-triton-"))
         remove_with(self, self.folder)
         worker = FOLDER / "worker.py"
-        with environment(TRITON_INTERPRET="0"):  # even if the user's own kernels are interpreted
-            self.process = subprocess.Popen(
-                [sys.executable, "-P", str(worker), str(self.folder)],  # -P: not on sys.path
-                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-            )  # fmt: skip
+        # Its own environment: workers start in several threads, and one that changed this process's
+        # would free the memory from which another one's child reads it.
+        self.process = subprocess.Popen(
+            [sys.executable, "-P", str(worker), str(self.folder)],  # -P: not on sys.path
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            env=environment_with(TRITON_INTERPRET="0"),  # even if the user's are interpreted
+        )  # fmt: skip
         self.messages: list[str] = []
         threading.Thread(target=self._collect, daemon=True).start()
 
@@ -177,13 +179,20 @@ class Workers:
         """Starts workers ahead: their imports run while the front end works."""
         with self._counting:
             missing = min(jobs, STARTED_AHEAD) - self._running
-        for _ in range(missing):
-            self._idle.put(self._start())
+        with contextlib.suppress(OSError):  # `compile` says so if none can be started then, either
+            for _ in range(missing):
+                self._idle.put(self._start())
 
     def _start(self) -> _Process:
+        """A new worker. Raises OSError where the system starts no process."""
         with self._counting:
             self._running += 1
-        return _Process()
+        try:
+            return _Process()
+        except OSError:
+            with self._counting:
+                self._running -= 1
+            raise
 
     def _end(self, process: _Process) -> None:
         with self._counting:
@@ -203,7 +212,10 @@ class Workers:
 
     def compile(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """Sends one request to one worker, and ends the worker if it does not answer."""
-        process = self._next()
+        try:
+            process = self._next()
+        except OSError as error:
+            return {"error": f"error: the compiler's process cannot be started: {error}"}
         answer: dict[str, Any] = {"died": True}
         try:
             answer = process.ask(request)
