@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import re
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -60,6 +61,30 @@ def test_dropped_graphs_give_everything_back(tmp_path: Path) -> None:
     assert alive()[LoopExecutable] <= start, "those of earlier tests may have gone, too"
     assert mapped(tmp_path) == 0
     assert alive()[fx.GraphModule] <= before[fx.GraphModule]
+
+
+@linux
+def test_an_emulated_kernel_gives_its_memory_back(tmp_path: Path) -> None:
+    """Stacks of the threads of a block, and records of the addresses that a launch accesses."""
+
+    def anonymous() -> int:
+        """KiB of memory that belongs to no file."""
+        rollup = Path("/proc/self/smaps_rollup").read_text()
+        return int(re.search(r"Anonymous: *(\d+) kB", rollup)[1])  # type: ignore[index]
+
+    def run(k: int) -> None:
+        compiled = torch.compile(function(k), backend=backend, dynamic=False)
+        compiled(torch.rand(256, 256))
+        torch._dynamo.reset()
+        gc.collect()
+
+    backend = Backend("maca", cache_dir=tmp_path, maca_checked=True)
+    run(99)
+    before = anonymous()
+    for k in range(2):
+        run(k)
+    assert mapped(tmp_path) == 0
+    assert anonymous() - before < 24 << 10, "the records of two are 40 MiB at least"
 
 
 class Routines(CpuTarget):

@@ -77,6 +77,9 @@ static void d_forget_launch() {
   ++d_launch_number;
   d_recorded = 0;
 }
+__attribute__((destructor)) static void d_free_records() {
+  if (d_records) munmap(d_records, D_RECORDS * sizeof(d_global_record));
+}
 static int d_own_block() {
   return 1 + (int)((blockIdx.z * gridDim.y + blockIdx.y) * gridDim.x + blockIdx.x);
 }
