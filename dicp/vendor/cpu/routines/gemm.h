@@ -345,17 +345,8 @@ __attribute__((noinline)) static void d_compute_tile_in_registers(int64_t depth,
                                                                   const float* before, float* sums,
                                                                   const F& between) {
   constexpr int64_t row = 2 * sizeof(d_vec);
-  if (before) {
-    d_tile_load<0>(before, row);
-    if constexpr (V == 2) d_tile_load<1>(before + 16, row);
-    if constexpr (R == 32) d_tile_load<2>(before + 16 * d_panel, row);
-    if constexpr (R == 32 && V == 2) d_tile_load<3>(before + 16 * d_panel + 16, row);
-  } else {
-    d_tile_zero<0>();
-    d_tile_zero<1>();
-    d_tile_zero<2>();
-    d_tile_zero<3>();
-  }
+  if (before) d_load_sums<R, V>(before, row);
+  else d_clear_sums();
   int64_t k = 0;
   for (; k + 16 <= depth; k += 16) {
     d_tile_step<R, V>(of.a + k, of.a_row, of.b + k * of.b_step, of.b_step);
@@ -371,10 +362,7 @@ __attribute__((noinline)) static void d_compute_tile_in_registers(int64_t depth,
       __builtin_memcpy(b + (i - k) * d_panel, of.b + i * of.b_step, V * sizeof(d_vec));
     d_tile_step<R, V>(a, 16, b, d_panel);
   }
-  d_tile_store<0>(sums, row);
-  if constexpr (V == 2) d_tile_store<1>(sums + 16, row);
-  if constexpr (R == 32) d_tile_store<2>(sums + 16 * d_panel, row);
-  if constexpr (R == 32 && V == 2) d_tile_store<3>(sums + 16 * d_panel + 16, row);
+  d_store_sums<R, V>(sums, row);
 }
 // The packed elements of a row of A are adjacent.
 template <int R, int V = 2, bool prefetches_a = false, class S>

@@ -44,17 +44,11 @@ template <bool is_signed> struct d_int8_product {
   template <int V>
   __attribute__((noinline)) void sums(const int8_t* left, int64_t left_row, const int8_t* rest,
                                       const int8_t* right, int32_t* to) const {
-    d_tile_zero<0>();
-    d_tile_zero<1>();
-    d_tile_zero<2>();
-    d_tile_zero<3>();
+    d_clear_sums();
     int64_t k = 0;
     for (; k + chunk <= depth; k += chunk, right += chunk * size) step<V>(left + k, left_row, right);
     if (k < depth) step<V>(rest, chunk, right);
-    d_tile_store<0>(to, 4 * size);
-    if constexpr (V == 2) d_tile_store<1>(to + d_lanes, 4 * size);
-    d_tile_store<2>(to + d_lanes * size, 4 * size);
-    if constexpr (V == 2) d_tile_store<3>(to + d_lanes * size + d_lanes, 4 * size);
+    d_store_sums<32, V>(to, 4 * size);
   }
   // Stores the transposed sums of `count` columns and `height` rows.
   void store(const int32_t* from, int64_t count, int64_t height, int32_t* to) const {

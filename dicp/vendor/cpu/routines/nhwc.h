@@ -371,22 +371,16 @@ struct d_convolution_nhwc {
   // A tile of positions, whose first patch starts at `a`, and of the filters of a panel.
   void compute_in_place(const d_bf16_pair* a, const d_bf16_pair* b, float* sums,
                         in_place_tile& before) const {
-    constexpr int64_t step = 16, row = 2 * sizeof(d_vec);
+    constexpr int64_t step = 16;
     const int64_t pixel = channels / 2, line = y.dilation * pitch() * pixel, wide = x.taps * pixel;
     const int64_t times = y.taps * wide / step, rows = (tile_rows + times - 1) / times;
-    d_tile_zero<0>();
-    d_tile_zero<1>();
-    d_tile_zero<2>();
-    d_tile_zero<3>();
+    d_clear_sums();
     for (int64_t i = 0; i < y.taps; ++i, a += line)
       for (int64_t k = 0; k < wide; k += step, b += step * d_panel) {
         d_tile_step<tile_rows, 2>(a + k, pixel, b, d_panel);
         before.store(d_min(before.next + rows, tile_rows));
       }
-    d_tile_store<0>(sums, row);
-    d_tile_store<1>(sums + 16, row);
-    d_tile_store<2>(sums + 16 * d_panel, row);
-    d_tile_store<3>(sums + 16 * d_panel + 16, row);
+    d_store_sums(sums, 2 * sizeof(d_vec));
     before.store(tile_rows);
   }
   // `count` rows of the result's pixels; `panels` holds the filters.

@@ -117,19 +117,6 @@ __attribute__((noinline)) static void d_multiply_split_block(int64_t steps, cons
     d_multiply_split<R, V>();
   }
 }
-// The tiles of sums, whose rows are `step` bytes apart; without one, all rows are the first one.
-d_inline void d_load_split_sums(const float* from, int64_t step) {
-  d_tile_load<0>(from, step);
-  d_tile_load<1>(from + d_lanes, step);
-  d_tile_load<2>((const char*)from + 16 * step, step);
-  d_tile_load<3>((const char*)from + 16 * step + 64, step);
-}
-d_inline void d_store_split_sums(float* to, int64_t step) {
-  d_tile_store<0>(to, step);
-  d_tile_store<1>(to + d_lanes, step);
-  d_tile_store<2>((char*)to + 16 * step, step);
-  d_tile_store<3>((char*)to + 16 * step + 64, step);
-}
 
 struct d_split_gemm {
   int64_t batches, rows, columns, depth;
@@ -156,20 +143,20 @@ struct d_split_gemm {
     constexpr int64_t n = d_split_block;
     const bool whole = height == n && wide == n, active = last && activation != d_none;
     if (first) {
-      d_load_split_sums(add, 0);
+      d_load_sums(add, 0);
     } else if (whole) {
-      d_load_split_sums(out, c_row * sizeof(float));
+      d_load_sums(out, c_row * sizeof(float));
     } else {
       for (int64_t r = 0; r < height; ++r)
         __builtin_memcpy(tile + r * n, out + r * c_row, wide * sizeof(float));
-      d_load_split_sums(tile, n * sizeof(float));
+      d_load_sums(tile, n * sizeof(float));
     }
     if (height > d_lanes && wide > d_lanes) d_multiply_split_block<2, 2>(steps, left, right);
     else if (height > d_lanes) d_multiply_split_block<2, 1>(steps, left, right);
     else if (wide > d_lanes) d_multiply_split_block<1, 2>(steps, left, right);
     else d_multiply_split_block<1, 1>(steps, left, right);
-    if (whole && !active) return d_store_split_sums(out, c_row * sizeof(float));
-    d_store_split_sums(tile, n * sizeof(float));
+    if (whole && !active) return d_store_sums(out, c_row * sizeof(float));
+    d_store_sums(tile, n * sizeof(float));
     if (active) d_activate(activation, tile, height * n);
     for (int64_t r = 0; r < height; ++r)
       d_store_partial_row(out + r * c_row, (const d_vec*)(tile + r * n), wide);

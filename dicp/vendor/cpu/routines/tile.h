@@ -46,6 +46,31 @@ template <bool is_signed, int c, int a, int b> d_inline void d_tile_multiply_add
 }
 #endif
 
+#if defined(D_TILES)
+// The sums of a product are in tiles 0 to 3: two by two, or as many as R rows, 16 or 32, and V vectors of
+// numbers of 32 bits need. In memory, rows are `step` bytes apart; without one, all rows are the first one.
+d_inline void d_clear_sums() {
+  d_tile_zero<0>();
+  d_tile_zero<1>();
+  d_tile_zero<2>();
+  d_tile_zero<3>();
+}
+template <int R = 32, int V = 2> d_inline void d_load_sums(const void* from, int64_t step) {
+  const char *upper = (const char*)from, *lower = upper + 16 * step;
+  d_tile_load<0>(upper, step);
+  if constexpr (V == 2) d_tile_load<1>(upper + 64, step);
+  if constexpr (R == 32) d_tile_load<2>(lower, step);
+  if constexpr (R == 32 && V == 2) d_tile_load<3>(lower + 64, step);
+}
+template <int R = 32, int V = 2> d_inline void d_store_sums(void* to, int64_t step) {
+  char *upper = (char*)to, *lower = upper + 16 * step;
+  d_tile_store<0>(upper, step);
+  if constexpr (V == 2) d_tile_store<1>(upper + 64, step);
+  if constexpr (R == 32) d_tile_store<2>(lower, step);
+  if constexpr (R == 32 && V == 2) d_tile_store<3>(lower + 64, step);
+}
+#endif
+
 // A thread multiplies tiles only while it holds one of these. Tiles are released at its end: libraries
 // configure them for themselves, and the kernel saves less at a context switch.
 struct d_tile_scope {
