@@ -9,37 +9,9 @@ import pytest
 import torch
 from diffusers import UNet2DConditionModel
 from torch import nn
-from transformers import CLIPTextConfig, CLIPTextModel
+from transformers import CLIPTextModel
 
-TOKENS, HIDDEN = 16, 32
-
-
-def text_encoder() -> CLIPTextModel:
-    return CLIPTextModel(
-        CLIPTextConfig(
-            vocab_size=99,
-            hidden_size=HIDDEN,
-            intermediate_size=64,
-            num_hidden_layers=2,
-            num_attention_heads=4,
-            max_position_embeddings=TOKENS,
-            bos_token_id=0,
-            eos_token_id=98,
-        )
-    )
-
-
-def unet() -> UNet2DConditionModel:
-    return UNet2DConditionModel(
-        sample_size=16,
-        layers_per_block=1,
-        block_out_channels=(16, 32),
-        down_block_types=("DownBlock2D", "CrossAttnDownBlock2D"),
-        up_block_types=("CrossAttnUpBlock2D", "UpBlock2D"),
-        cross_attention_dim=HIDDEN,
-        attention_head_dim=4,
-        norm_num_groups=8,
-    )
+from .tiny_diffusion import PROMPT_TOKENS, PROMPT_WIDTH, text_encoder, unet
 
 
 class DenoisingStep(nn.Module):
@@ -64,7 +36,9 @@ def step_inputs(batch: int, size: int, tokens: int, vocabulary: int) -> dict[str
 
 def test_denoising_step(against_eager):
     model = DenoisingStep(text_encoder(), unet())
-    against_eager.inference(model, step_inputs(2, 16, TOKENS, 99), step_inputs(3, 16, TOKENS, 99))
+    against_eager.inference(
+        model, step_inputs(2, 16, PROMPT_TOKENS, 99), step_inputs(3, 16, PROMPT_TOKENS, 99)
+    )
 
 
 def test_unet_training(against_eager):
@@ -75,7 +49,7 @@ def test_unet_training(against_eager):
 
     def batch_of(size: int) -> tuple[torch.Tensor, ...]:
         latent, noise = torch.randn(size, 4, 16, 16), torch.randn(size, 4, 16, 16)
-        text = torch.randn(size, TOKENS, HIDDEN)
+        text = torch.randn(size, PROMPT_TOKENS, PROMPT_WIDTH)
         return latent, noise, torch.randint(0, 1000, (size,)), text
 
     against_eager.training(unet(), loss_of, batch_of)

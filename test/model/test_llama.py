@@ -10,29 +10,15 @@ from typing import Any
 import torch
 from peft import LoraConfig, get_peft_model
 from torch import Tensor
-from transformers import LlamaConfig, LlamaForCausalLM, StaticCache
+from transformers import StaticCache
 
 from dicp.testing.accuracy import InDouble
 
 from .fp64 import AgainstEager, check_tensors, no_recompile
 from .llama_weights import instruction_tokens, load_llama
+from .tiny_llama import VOCABULARY, llama
 
-VOCABULARY = 211
 PROMPT, NEW_TOKENS = 12, 6
-
-
-def llama() -> LlamaForCausalLM:
-    return LlamaForCausalLM(
-        LlamaConfig(
-            vocab_size=VOCABULARY,
-            hidden_size=64,
-            intermediate_size=160,
-            num_hidden_layers=2,
-            num_attention_heads=4,
-            num_key_value_heads=2,
-            max_position_embeddings=128,
-        )
-    ).eval()
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from dicp.testing import torchvision_operators
 torchvision_operators.define()
 
 from model.llama_weights import CUT_BY_COLUMNS, LAYER, OTHER, instruction_tokens, load_llama  # noqa: E402
-from model.test_llama import llama  # noqa: E402
+from model.tiny_llama import llama  # noqa: E402
 
 HEADS = {"attention.wq": 4, "attention.wk": 2}
 
