@@ -1,0 +1,109 @@
+"""`python -m examples NAME` with tiny sizes: results beside eager's, and what errors say."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT))  # `examples`, however pytest starts
+
+from examples.__main__ import command, main  # noqa: E402
+
+
+def run(name: str, backend: Any, *arguments: object, dynamic: bool = False) -> Any:
+    """What an example returns for the backend under test, compared with eager."""
+    words = ["--backend", backend.name, "--device", backend.device, "--compare"]
+    words += ["--dynamic" if dynamic else "--static", *map(str, arguments)]
+    return command(name)(words, standalone_mode=False)
+
+
+def failure(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
+    """What a command line that fails prints on stderr."""
+    with pytest.raises(SystemExit) as ended:
+        main([str(word) for word in arguments])
+    assert ended.value.code == 1
+    return capsys.readouterr().err
+
+
+def test_an_unknown_example_is_refused(capsys):
+    said = failure(capsys, "llama_generat")
+    assert "did you mean 'llama_generate'?" in said
+
+
+def test_a_missing_package_is_named_with_its_command(capsys, monkeypatch):
+    monkeypatch.delitem(sys.modules, "examples.llama_generate", raising=False)
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    assert "pip install transformers" in failure(capsys, "llama_generate")
+
+
+def test_a_folder_without_the_expected_files_is_refused(capsys, tmp_path):
+    said = failure(capsys, "llama_generate", "--weights", tmp_path)
+    assert "config.json and *.safetensors" in said and str(tmp_path) in said
+
+
+def test_an_unknown_backend_is_refused(capsys):
+    said = failure(capsys, "llama_generate", "--backend", "nonesuch")
+    assert "no backend 'nonesuch'" in said and "cpugraph" in said
+
+
+def test_llama_generate(backend, dynamic, capsys):
+    result = run("llama_generate", backend, "--steps", 4, dynamic=dynamic)
+    assert len(result.compiled.tokens) == 4 and result.compiled.tokens == result.eager.tokens
+    torch.testing.assert_close(result.compiled.logits, result.eager.logits, rtol=1e-4, atol=1e-5)
+    said = capsys.readouterr().out
+    assert "all 4 tokens are eager's" in said and "random weights" in said
+
+
+def test_sampling_restricts_the_choice():
+    from examples.llama_generate import Sampling
+
+    tokens, logits = torch.tensor([1]), torch.tensor([2.0, 3.0, 2.5, -1.0])
+
+    def chosen(**options: Any) -> set[int]:
+        choose = Sampling(**options).chooser()
+        return {choose(tokens, logits) for _ in range(200)}
+
+    assert chosen() == {1}
+    assert chosen(temperature=1.0) == {0, 1, 2, 3}
+    assert chosen(temperature=1.0, top_k=2) == {1, 2}
+    assert chosen(temperature=1.0, top_p=0.4) == {1}
+    assert chosen(repetition_penalty=2.0) == {2}  # token 1 was there
+    assert chosen(temperature=1e-3) == {1}
+
+
+def test_the_first_token_that_differs_is_shown(capsys):
+    from examples.llama_generate import Generated, report
+
+    logits = [torch.tensor([0.5, 1.0, 0.25])] * 3
+    other = [logits[0], torch.tensor([0.5, 1.0, 1.25]), logits[0]]
+    report(4, Generated([1, 1, 0], logits, 1.0, 1.0), Generated([1, 2, 1], other, 1.0, 1.0))
+    said = capsys.readouterr().out
+    assert "new token 2 differs from eager's" in said
+    assert "0.25" in said and "1.25" in said
+
+
+def test_llama_generate_reads_weights_and_tokenizer(tmp_path, monkeypatch):
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    from dicp.testing.models.tiny_llama import llama
+
+    words = {"a": 0, "b": 1, "c": 2, "[unk]": 3}
+    tokens = Tokenizer(models.WordLevel(words, unk_token="[unk]"))
+    tokens.pre_tokenizer = pre_tokenizers.Whitespace()
+    PreTrainedTokenizerFast(tokenizer_object=tokens, eos_token="c").save_pretrained(tmp_path)
+    model = llama(4)
+    model.save_pretrained(tmp_path)
+    monkeypatch.setenv("LLAMA_MODEL_DIR", str(tmp_path))
+    result = command("llama_generate")(
+        ["--backend", "eager", "--prompt", "a b b", "--steps", "1"], standalone_mode=False
+    )
+    with torch.no_grad():
+        expected = model(torch.tensor([[0, 1, 1]])).logits[0, -1]
+    torch.testing.assert_close(result.compiled.logits[0], expected)
+    assert result.text == "abc[unk]"[int(expected.argmax())]
