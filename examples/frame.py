@@ -83,6 +83,8 @@ def packages() -> Iterator[None]:
         yield
     except ImportError as error:
         name = (error.name or "").partition(".")[0]
+        if not name and "pip install" in str(error):  # a library's own words
+            raise ExampleError(str(error)) from error
         if not name or not isinstance(error, ModuleNotFoundError):
             raise
         command = f"pip install {PIP_NAMES.get(name, name)}"
