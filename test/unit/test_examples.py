@@ -158,5 +158,26 @@ def test_a_folder_without_one_checkpoint_is_refused(capsys, tmp_path):
     assert "holds 0 checkpoints; expected one checkpoint" in failure(capsys, *arguments)
 
 
+@pytest.mark.dynamic_only
+def test_hf_generate(backend, dynamic, capsys):
+    options = ("--top-k", 20, "--top-p", 0.9, "--temperature", 0.8, "--repetition-penalty", 1.2)
+    result = run("hf_generate", backend, "--steps", 3, "--do-sample", *options, dynamic=dynamic)
+    assert len(result.compiled) == 3 and result.compiled == result.eager
+    assert "all 3 tokens are eager's" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3", "mixtral", "opt", "gpt_neox", "bloom"])
+def test_hf_generate_builds_families_of_models(name):
+    from examples.hf_generate import generate, tiny_model
+
+    model = tiny_model(name).eval()
+    assert len(generate(model, [5, 6, 7], 0, {"max_new_tokens": 2, "do_sample": False})) == 2
+    assert sum(weight.numel() for weight in model.parameters()) < 300_000
+
+
+def test_an_unknown_model_is_refused(capsys):
+    assert "gpt2" in failure(capsys, "hf_generate", "--model", "gpt3")
+
+
 MOBILENET = ("--steps", 2, "--width", 0.25, "--rate", 0.001)
 """Of ten seeds, eager's second loss in float32 differs from float64's by 6e-4 at most."""
