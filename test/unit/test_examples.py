@@ -179,5 +179,39 @@ def test_an_unknown_model_is_refused(capsys):
     assert "gpt2" in failure(capsys, "hf_generate", "--model", "gpt3")
 
 
+@pytest.mark.static_only
+def test_stable_diffusion(backend, dynamic, capsys, tmp_path):
+    result = run("stable_diffusion", backend, "--steps", 2, "--vae", "--out", tmp_path)
+    assert result.compiled.shape == (32, 32, 3) and result.near > 0.94
+    assert "of the pixels differ from eager's by at most 2 of 255" in capsys.readouterr().out
+    assert {path.name for path in tmp_path.iterdir()} == {
+        "stable_diffusion.png", "stable_diffusion_eager.png"
+    }  # fmt: skip
+
+
+def test_pixels_near_are_counted():
+    import numpy as np
+
+    from examples.stable_diffusion import share_near
+
+    image = np.full((2, 5, 3), 100, np.uint8)
+    other = image.copy()
+    other[0, 0], other[0, 1], other[1, 4] = 102, 103, 90
+    assert share_near(image, other) == pytest.approx(0.8)
+
+
+def test_stable_diffusion_reads_a_pipeline(tmp_path):
+    from examples.stable_diffusion import image, tiny_pipeline
+
+    torch.manual_seed(7)
+    pipeline = tiny_pipeline()
+    pipeline.save_pretrained(tmp_path / "weights")
+    words = ["--backend", "eager", "--steps", "1", "--weights", str(tmp_path / "weights")]
+    words += ["--out", str(tmp_path)]
+    result = command("stable_diffusion")(words, standalone_mode=False)
+    expected = image(pipeline, "a lighthouse", 1, 0)
+    assert result.compiled.std() > 0 and (result.compiled == expected).all()
+
+
 MOBILENET = ("--steps", 2, "--width", 0.25, "--rate", 0.001)
 """Of ten seeds, eager's second loss in float32 differs from float64's by 6e-4 at most."""
