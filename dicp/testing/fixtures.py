@@ -72,7 +72,7 @@ def _keep_part(config: pytest.Config, items: list[pytest.Item], name: str) -> No
 
 def _set_module_options(config: pytest.Config) -> None:
     """Tests in the form of an earlier suite read the options when they are imported."""
-    from dicp.testing.common.utils import Arguments, set_args
+    from dicp.testing.common.arguments import Arguments, set_args
 
     dynamic = option(config, "dynamic") == "true"
     set_args(Arguments(option(config, "backend"), dynamic, option(config, "device")))

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from dicp.testing.backends import BackendUnderTest, name_of
+from dicp.testing.common.arguments import Arguments, parse_args
 from dicp.torch_private import dynamo_config
 from dicp.torch_private import dynamo_module as dynamo
 
@@ -48,28 +49,6 @@ class CompiledModel:
 
     model: Any
     dynamic: bool
-
-
-@dataclass(frozen=True)
-class Arguments:
-    """The options that a test of this form reads when it is imported."""
-
-    backend: str = ""
-    dynamic: bool = False
-    device: str = "cpu"
-
-
-_given = [Arguments()]
-
-
-def set_args(arguments: Arguments) -> None:
-    """Called by `dicp.testing.fixtures` before tests are imported: they are handed no pytest."""
-    _given[0] = arguments
-
-
-def parse_args() -> Arguments:
-    """The options of this pytest run; static shapes unless `--dynamic true` is given."""
-    return _given[0]
 
 
 def compile_model(model: Any, backend: str, dynamic: bool) -> list[CompiledModel]:
