@@ -11,7 +11,6 @@ from dicp.conformance.configuration import Configuration
 from dicp.conformance.names import OPERATOR_DATABASE, OperatorNames
 from dicp.conformance.op_tests import full_name
 from dicp.errors import TestFileError
-from dicp.torch_private import op_db
 
 SOURCE_TREE = "TORCH_SOURCE_PATH"
 
@@ -44,6 +43,8 @@ def plan_of(
 
     Raises TestFileError and ConformanceConfigError.
     """
+    from dicp.torch_private import op_db  # takes seconds
+
     names = OperatorNames([full_name(op) for op in op_db])
     settings.check_operators(names)
     config = str(settings.path.resolve()) if settings.path else ""

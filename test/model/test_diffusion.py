@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from diffusers import UNet2DConditionModel
 from torch import nn
 from transformers import CLIPTextModel
 
@@ -57,6 +56,8 @@ def test_unet_training(against_eager):
 
 @pytest.mark.timeout(1200)
 def test_stable_diffusion_weights_denoising_step(against_eager, weights):
+    from diffusers import UNet2DConditionModel
+
     folder: Path = weights("STABLE_DIFFUSION_MODEL_DIR")
     encoder = CLIPTextModel.from_pretrained(folder / "text_encoder", dtype=torch.float32)
     model = UNet2DConditionModel.from_pretrained(folder / "unet", torch_dtype=torch.float32)

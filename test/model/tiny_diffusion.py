@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from diffusers import UNet2DConditionModel
+from torch import nn
 from transformers import CLIPTextConfig, CLIPTextModel
 
 PROMPT_TOKENS, PROMPT_WIDTH = 16, 32
@@ -24,7 +24,9 @@ def text_encoder() -> CLIPTextModel:
     )
 
 
-def unet() -> UNet2DConditionModel:
+def unet() -> nn.Module:
+    from diffusers import UNet2DConditionModel  # takes seconds
+
     return UNet2DConditionModel(
         sample_size=16,
         layers_per_block=1,
