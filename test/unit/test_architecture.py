@@ -10,7 +10,7 @@ import re
 import tokenize
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from graphlib import TopologicalSorter
 from pathlib import Path
 from typing import Any
@@ -230,6 +230,7 @@ def vars_of(module: Module) -> set[str]:
     return {t.id for targets in assigned for t in targets if isinstance(t, ast.Name)}
 
 
+@cache
 def defined_names() -> frozenset[str]:
     """Every name that dicp itself gives to a function, class, variable or attribute."""
     found = set()
@@ -244,7 +245,6 @@ def defined_names() -> frozenset[str]:
     return frozenset(found)
 
 
-OWN_NAMES = defined_names()
 # Of a symbolic number: its expression, the value of the first call, its ShapeEnv.
 SYMBOLIC_INTERNALS = frozenset({"expr", "hint", "has_hint", "shape_env"})
 OTHER_PRIVATE_NAMES = {
@@ -274,7 +274,7 @@ def no_private_attributes(module: Module) -> Breaches:
             text = ast.unparse(node)
             name = str(getattr(node.args[1], "value", ""))
         is_operator = re.match(r"((get|has)attr\()?(torch\.ops|aten|prims)\b", text)
-        private = name.startswith("_") and not name.startswith("__") and name not in OWN_NAMES
+        private = name.startswith("_") and not name.startswith("__") and name not in defined_names()
         if private and not is_operator and text not in OTHER_PRIVATE_NAMES:
             yield f"line {node.lineno}: {text}"
 
@@ -302,13 +302,18 @@ def no_pickle(module: Module) -> Breaches:
             yield f"line {line}: {name}"
 
 
+@cache
+def with_all() -> frozenset[str]:
+    """The modules of dicp that list what they hand on."""
+    return frozenset(".".join(("dicp", *m.name)) for m in MODULES if "__all__" in vars_of(m))
+
+
 def no_open_star_import(module: Module) -> Breaches:
     """`from m import *` also hands on what `m` imports, unless `m` has an `__all__`."""
     if module.room == "torch_private":  # it hands on PyTorch's names
         return
-    listed = {".".join(("dicp", *m.name)) for m in MODULES if "__all__" in vars_of(m)}
     for line, name in imports(module):
-        if name.endswith(".*") and name.removesuffix(".*") not in listed:
+        if name.endswith(".*") and name.removesuffix(".*") not in with_all():
             yield f"line {line}: {name}"
 
 
