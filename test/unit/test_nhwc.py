@@ -17,9 +17,12 @@ from dicp.config import Config
 from dicp.vendor.cpu.routines import choice
 from dicp.vendor.cpu.toolchain import has_feature
 
-pytestmark = pytest.mark.skipif(
-    not has_feature("avx512_bf16"), reason="the processor does not multiply pairs of bfloat16"
-)
+pytestmark = [
+    pytest.mark.skipif(
+        not has_feature("avx512_bf16"), reason="the processor does not multiply pairs of bfloat16"
+    ),
+    pytest.mark.usefixtures("shared_builds"),
+]
 HALF = torch.bfloat16
 CASES = {
     "whole vectors": ((1, 64, 6, 6), (32, 64, 3, 3), {"padding": 1}),
