@@ -30,12 +30,18 @@ def environment(**variables: str) -> Iterator[None]:
 
 def environment_with(**variables: str) -> dict[str, str]:
     """The environment for a child process: this one's, changed by `variables`."""
-    return {**os.environ, **variables}
+    return {**_current(), **variables}
 
 
 def tools_environment() -> dict[str, str]:
     """The environment for a compiler: this one's, with the system's PATH where it has none."""
-    return {"PATH": os.defpath, **os.environ}
+    return {"PATH": os.defpath, **_current()}
+
+
+def _current() -> dict[str, str]:
+    """A copy of the environment; compilers start in threads, and another may remove a variable."""
+    values = {name: os.environ.get(name) for name in list(os.environ)}
+    return {name: value for name, value in values.items() if value is not None}
 
 
 def is_set(variable: str) -> bool:

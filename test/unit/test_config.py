@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import warnings
+from collections.abc import Iterator
 from importlib.metadata import EntryPoint
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from dicp.config import BOOLEAN, OPTIONS, Config, default_cache_dir, vendor_option
+from dicp.config import (
+    BOOLEAN,
+    OPTIONS,
+    Config,
+    default_cache_dir,
+    environment_with,
+    tools_environment,
+    vendor_option,
+)
 from dicp.errors import ConfigValueError, DicpWarning, UnknownOptionError
 
 BOOLEANS = (
@@ -346,3 +357,20 @@ def test_derived_values() -> None:
     assert Config(cache_size_mb=2).cache_bytes == 2 * 2**20
     assert Config(compile_jobs=3).jobs == 3
     assert Config().jobs >= 1
+
+
+def test_a_variable_may_be_removed_while_the_environment_is_copied(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Compilers start in threads of their own, while the program changes its environment."""
+
+    class Changing(dict[str, str]):
+        def keys(self) -> Any:
+            return [*super().keys(), "REMOVED"]
+
+        def __iter__(self) -> Iterator[str]:
+            return iter(self.keys())
+
+    monkeypatch.setattr(os, "environ", Changing(KEPT="1", PATH="/bin"))
+    assert tools_environment() == {"KEPT": "1", "PATH": "/bin"}
+    assert environment_with(KEPT="2") == {"KEPT": "2", "PATH": "/bin"}
