@@ -15,6 +15,7 @@ from examples.frame import ExampleError, packages
 EXAMPLES = {
     "llama_generate": "a Llama writes on a prompt, with a static key-value cache",
     "hf_generate": "a causal model of transformers writes on a prompt by generate",
+    "llama_finetune": "a Llama learns instructions by low-rank adapters",
     "resnet50_train": "an image classifier trains on noise or pictures, beside the CPU",
     "stable_diffusion": "a pipeline draws an image for a prompt",
 }

@@ -213,5 +213,51 @@ def test_stable_diffusion_reads_a_pipeline(tmp_path):
     assert result.compiled.std() > 0 and (result.compiled == expected).all()
 
 
+@pytest.mark.static_only
+def test_llama_finetune(backend, dynamic, capsys):
+    check_losses(run("llama_finetune", backend, "--steps", 2, "--rate", 1e-2), steps=2)
+    assert "difference" in capsys.readouterr().out
+
+
+@pytest.mark.dynamic_only
+def test_llama_finetune_by_trainer(backend, dynamic):
+    result = run("llama_finetune", backend, "--steps", 2, "--trainer", dynamic=True)
+    check_losses(result, steps=2)
+
+
+@pytest.mark.parametrize("trainer", [[], ["--trainer"]], ids=["loop", "trainer"])
+def test_llama_finetune_resumes(trainer, tmp_path):
+    words = ["--backend", "eager", "--steps", "3", "--rate", "0.01", *trainer]
+
+    def losses(*more: str) -> list[float]:
+        return command("llama_finetune")([*words, *more], standalone_mode=False).compiled.losses
+
+    whole = losses()
+    folder = ("--checkpoint", str(tmp_path))
+    assert losses(*folder, "--stop-at", "1") == whole[:1]
+    assert losses(*folder, "--resume") == pytest.approx(whole[1:], rel=1e-6)
+    assert len(set(whole)) == 3
+
+
+def test_llama_finetune_reads_instructions_of_a_folder(tmp_path):
+    import json
+
+    from examples.llama_finetune import INSTRUCTIONS, instruction_rows
+
+    (tmp_path / "alpaca_data.json").write_text(json.dumps(INSTRUCTIONS[:1]))
+    with pytest.raises(OSError):  # no tokenizer
+        instruction_rows(tmp_path, 512)
+    assert [len(row) for row in instruction_rows(None, 20)] == [20] * len(INSTRUCTIONS)
+
+
+def test_what_llama_finetune_lacks_is_named(capsys, tmp_path):
+    said = failure(capsys, "llama_finetune", "--weights", tmp_path)
+    assert "alpaca_data.json" in said and "base_model/" in said
+    said = failure(
+        capsys, "llama_finetune", "--backend", "eager", "--resume", "--checkpoint", tmp_path
+    )
+    assert "holds no adapter_model.safetensors" in said
+
+
 MOBILENET = ("--steps", 2, "--width", 0.25, "--rate", 0.001)
 """Of ten seeds, eager's second loss in float32 differs from float64's by 6e-4 at most."""
