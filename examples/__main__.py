@@ -16,6 +16,7 @@ EXAMPLES = {
     "llama_generate": "a Llama writes on a prompt, with a static key-value cache",
     "hf_generate": "a causal model of transformers writes on a prompt by generate",
     "llama_finetune": "a Llama learns instructions by low-rank adapters",
+    "mobilenet_v2": "MobileNet-V2 trains on one process or several",
     "resnet50_train": "an image classifier trains on noise or pictures, beside the CPU",
     "stable_diffusion": "a pipeline draws an image for a prompt",
 }

@@ -261,3 +261,15 @@ def test_what_llama_finetune_lacks_is_named(capsys, tmp_path):
 
 MOBILENET = ("--steps", 2, "--width", 0.25, "--rate", 0.001)
 """Of ten seeds, eager's second loss in float32 differs from float64's by 6e-4 at most."""
+
+
+@pytest.mark.static_only
+def test_mobilenet_v2(backend, dynamic):
+    check_losses(run("mobilenet_v2", backend, *MOBILENET), steps=2, rtol=2e-3)
+
+
+@pytest.mark.static_only
+def test_mobilenet_v2_on_two_processes(backend, dynamic):
+    """Each loss is the mean of two halves of the batch, whose gradients the processes share."""
+    result = run("mobilenet_v2", backend, *MOBILENET, "--processes", 2)
+    check_losses(result, steps=2, rtol=2e-3)
