@@ -143,6 +143,7 @@ def mixed(x: Tensor, w: Tensor, q: Tensor) -> Tensor:
     return F.scaled_dot_product_attention(q, q, q).sum() + (hidden @ w).sum()
 
 
+@pytest.mark.usefixtures("shared_builds")
 @pytest.mark.parametrize("library", ["blas", "onednn"])
 def test_only_plain_products_follow_the_measured_library(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, library: str
@@ -163,6 +164,7 @@ def test_only_plain_products_follow_the_measured_library(
     target.rules_by.cache_clear()
 
 
+@pytest.mark.usefixtures("shared_builds")
 @pytest.mark.parametrize("own", [True, False])
 def test_tiles_of_bfloat16_follow_what_was_measured(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, own: bool
@@ -191,6 +193,7 @@ def test_tiles_of_bfloat16_follow_what_was_measured(
     assert checks["products in bfloat16, medium"] == str(found)
 
 
+@pytest.mark.usefixtures("shared_builds")
 @pytest.mark.parametrize("which", PROBLEMS)
 def test_our_tiles_are_compared_with_the_library(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, which: ShapeClass
@@ -213,6 +216,7 @@ def test_our_tiles_are_compared_with_the_library(
     assert found.library in ("onednn", "own") and "our kernel" in str(found)
 
 
+@pytest.mark.usefixtures("shared_builds")
 @pytest.mark.parametrize(
     ("interval", "library", "stable"),
     [((0.91, 0.95, 1.0), "own", True), ((0.5, 0.6, 0.89), "onednn", True),

@@ -16,7 +16,7 @@ from dicp.compare import assert_matches
 from dicp.config import Config
 from dicp.dynamo_bridge.compile_fx import compile_fx
 
-pytestmark = pytest.mark.sweep
+pytestmark = [pytest.mark.sweep, pytest.mark.usefixtures("shared_builds")]
 
 CASES = [
     ((2, 3, 9, 11), (5, 3, 3, 3), {"padding": 1}),

@@ -16,7 +16,7 @@ from dicp.dynamo_bridge.backend import Backend
 from dicp.vendor.cpu.routines import choice
 from dicp.vendor.cpu.thresholds import EAGER_IM2COL_PIXELS
 
-pytestmark = pytest.mark.sweep
+pytestmark = [pytest.mark.sweep, pytest.mark.usefixtures("shared_builds")]
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from dicp.config import Config
 
-pytestmark = pytest.mark.sweep
+pytestmark = [pytest.mark.sweep, pytest.mark.usefixtures("shared_builds")]
 
 CASES = {
     "rows of seven": ((3, 20, 7, 7), (70, 20, 3, 3), {"padding": 1}),

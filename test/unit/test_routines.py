@@ -27,7 +27,7 @@ from dicp.vendor.cpu.target import rules_by
 from dicp.vendor.cpu.thresholds import WIDE_CONVOLUTIONS
 from dicp.vendor.cpu.toolchain import has_feature
 
-pytestmark = pytest.mark.sweep
+pytestmark = [pytest.mark.sweep, pytest.mark.usefixtures("shared_builds")]
 
 DTYPES = {"float32": "", "bfloat16": "_bf16"}
 """Element types of the routines -> how names of their kernels end."""

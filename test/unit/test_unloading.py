@@ -24,6 +24,7 @@ from dicp.vendor.cpu import CpuTarget
 from dicp.vendor.cpu.calibration import PROBLEMS
 from dicp.vendor.cpu.target import rules_by
 
+pytestmark = pytest.mark.usefixtures("shared_builds")
 linux = pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="no /proc")
 
 
