@@ -1,16 +1,17 @@
-"""`python -m dicp.conformance torch-tests --device dipu`: see `dicp.conformance`."""
+"""`python -m dicp.conformance run_test`, and others: see `dicp.conformance`."""
 
 from __future__ import annotations
 
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
-import torch
 import typer
 
+from dicp.conformance.arguments import as_commands
+from dicp.conformance.case_commands import add_commands, check_names
 from dicp.conformance.configuration import Configuration
-from dicp.conformance.names import EAGER_DEVICE
 from dicp.conformance.plan import plan_of
 from dicp.conformance.processes import run
 from dicp.conformance.rows import FAILURES, Row, read_rows, summary, table, totals
@@ -51,7 +52,7 @@ def torch_tests(
 
     Fails if a test fails or ends its process.
     """
-    _check_names(device, backend)
+    check_names(device, backend)
     settings = Configuration.read(config)
     plan = plan_of(device, backend, settings, [t for t in tests.split(",") if t], group)
     before = read_rows(out / RESULTS)
@@ -67,7 +68,7 @@ def torch_tests(
                 sys.stdout.write(f"{row.result}: {row.file} {row.test}: {row.first_line}\n")
                 sys.stdout.flush()
 
-        run(plan, report, jobs, test_seconds, file_seconds)
+        run(plan.units, report, jobs, test_seconds, file_seconds)
     unused = settings.unused(plan.names, [row.name for row in rows])
     text = summary(plan.title, plan.names, rows, before, unused)
     (out / SUMMARY).write_text(text)
@@ -77,20 +78,15 @@ def torch_tests(
     raise typer.Exit(1 if any(row.result in FAILURES for row in rows) else 0)
 
 
-def _check_names(device: str, backend: str) -> None:
-    """Raises BadParameter for a device or backend that no test could use."""
-    try:
-        if backend:
-            torch.compile(_check_names, backend=backend)
-    except RuntimeError as unknown:
-        raise typer.BadParameter(str(unknown), param_hint="--backend") from unknown
-    try:
-        if device != EAGER_DEVICE:  # the processes register it
-            torch.empty(0, device=device)
-    except Exception as error:  # PyTorch has errors of many types for devices
-        problem = (str(error).splitlines() or [device])[0]
-        raise typer.BadParameter(problem, param_hint="--device") from error
+add_commands(app)
+
+
+def main() -> None:
+    """The command line, with sub-commands or in the form of the public suite."""
+    names = [str(command.name) for command in app.registered_commands]
+    arguments = as_commands(sys.argv[1:], names)
+    run_command_line(partial(app, args=arguments), "python -m dicp.conformance")
 
 
 if __name__ == "__main__":
-    run_command_line(app, "python -m dicp.conformance")
+    main()

@@ -1,4 +1,7 @@
-r"""The configuration of `torch-tests`, a TOML file: what runs, how close, what is left out and why.
+r"""The configuration of a device, a TOML file: what runs, how close, what is left out and why.
+
+`torch-tests --config` and `run_test --impl_folder` read it; file, test and `samples` are about the
+former alone, parameter and shape about the latter.
 
 dtypes = ["float32", "int64"]   # of the tests of PyTorch's operator database
 samples = 4                     # sample inputs of each; 0: all
@@ -11,6 +14,16 @@ operator = "linalg.svd"
 dtype = "float64"
 reason = "the chip has no float64"
 
+[[skip]]
+operator = "cumsum"
+parameter = { dim = [0, -2] }   # the case's argument is one of these
+shape = "ndim > 4"              # of some tensor; also numel, dim(0), dim(-1), [2, 3]; < <= == >= >
+reason = "the chip has 4 dimensions"
+
+[[skip]]
+dtype = "complex.*"             # all cases with a tensor of the dtype
+reason = "the chip has no complex numbers"
+
 [[tolerance]]                   # beside the rule against float64
 operator = "cumsum"
 rtol = 1e-4
@@ -19,6 +32,8 @@ atol = 1e-5
 
 from __future__ import annotations
 
+import math
+import operator
 import re
 import tomllib
 from collections.abc import Collection, Mapping, Sequence
@@ -27,12 +42,25 @@ from pathlib import Path
 from typing import Any
 
 from dicp.compare import Rule
+from dicp.conformance.case import Case
 from dicp.conformance.names import DTYPES, OPERATOR_DATABASE, OperatorNames, TestName
-from dicp.errors import ConformanceConfigError
+from dicp.errors import ConformanceConfigError, OldDeviceConfigError
 from dicp.errors.text import nearest
 
-_SELECTORS = ("file", "test", "operator", "dtype")
-_TABLES = {"only": (), "skip": ("reason",), "tolerance": ("atol", "rtol")}
+_SELECTORS = ("file", "test", "operator", "dtype", "parameter", "shape")
+_TABLES = {
+    "only": (), "skip": ("reason",), "tolerance": ("atol", "rtol"),
+}  # fmt: skip
+_KINDS: Mapping[str, tuple[type, ...]] = {
+    "atol": (int, float), "rtol": (int, float), "parameter": (dict,),
+}  # fmt: skip
+"""Types of values that are no texts."""
+_SHAPE = re.compile(r"\[[\d, ]*\]|(ndim|numel|dim\((-?\d+)\))\s*(<=|>=|==|<|>)\s*(\d+)")
+_COMPARISONS = {
+    "<": operator.lt, "<=": operator.le, "==": operator.eq, ">=": operator.ge, ">": operator.gt,
+}  # fmt: skip
+FILE = "device_config.toml"
+OLD_FILES = ("device_config.py", "device_configs.py")
 _DEFAULT_DTYPES = ("float32", "int64")
 _DEFAULT_SAMPLES = 4
 
@@ -46,12 +74,26 @@ class Selection:
     test: str = ""
     operator: str = ""
     dtype: str = ""
+    parameter: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+    shape: str = ""
 
     def matches(self, names: OperatorNames, name: TestName) -> bool:
+        if self.parameter or self.shape:
+            return False
         found = (name.file, name.test, names.operator(name), names.dtype(name))
         wanted = (self.file, self.test, self.operator, self.dtype)
         pairs = zip(wanted, found, strict=True)
         return all(not pattern or re.fullmatch(pattern, text) for pattern, text in pairs)
+
+    def matches_case(self, case: Case) -> bool:
+        if self.file or self.test or (self.operator and not re.fullmatch(self.operator, case.name)):
+            return False
+        dtypes = {case.dtype, *(operand.dtype for operand in case.operands)}
+        return (
+            (not self.dtype or any(re.fullmatch(self.dtype, dtype) for dtype in dtypes))
+            and all(case.kwargs.get(k, self) in given for k, given in self.parameter.items())
+            and (not self.shape or any(_fits(self.shape, op.shape) for op in case.operands))
+        )
 
     def may_match(self, operator: str) -> bool:
         """Whether some test of an operator of the database may match."""
@@ -61,6 +103,22 @@ class Selection:
     def __str__(self) -> str:
         given = (f"{name} = {getattr(self, name)!r}" for name in _SELECTORS if getattr(self, name))
         return f"line {self.line}: {', '.join(given)}"
+
+
+def _fits(predicate: str, shape: Sequence[int]) -> bool:
+    """Whether a shape fulfils a predicate."""
+    found = _SHAPE.fullmatch(predicate)
+    assert found is not None
+    what, place, comparison, number = found.groups()
+    if what is None:
+        return [int(size) for size in re.findall(r"\d+", predicate)] == list(shape)
+    if place is not None:
+        if not -len(shape) <= int(place) < len(shape):
+            return False
+        value = shape[int(place)]
+    else:
+        value = len(shape) if what == "ndim" else math.prod(shape)
+    return bool(_COMPARISONS[comparison](value, int(number)))
 
 
 @dataclass(frozen=True)
@@ -102,7 +160,7 @@ class Configuration:
                 near = nearest(pattern, names.names)
                 hint = f"; the nearest is {near!r}" if near else ""
                 assert self.path is not None
-                text = f"operator {pattern!r} matches no operator of PyTorch's database{hint}"
+                text = f"operator {pattern!r} matches no operator{hint}"
                 raise ConformanceConfigError(self.path, one.line, text)
 
     def runs(self, names: OperatorNames, name: TestName) -> bool:
@@ -116,6 +174,19 @@ class Configuration:
         """Why a test is left out; empty if it runs."""
         return next((s.reason for s in self.skips if s.matches(names, name)), "")
 
+    def of_cases(self) -> list[Skip]:
+        """The skips that are about the case suite."""
+        return [skip for skip in self.skips if not (skip.file or skip.test)]
+
+    def skip_of(self, case: Case) -> Skip | None:
+        """The first skip that leaves out a case of the case suite."""
+        return next((s for s in self.skips if s.matches_case(case)), None)
+
+    def case_tolerance(self, case: Case) -> tuple[float, float] | None:
+        """atol and rtol of a case of the case suite; None: its own."""
+        found = next((t for t in self.tolerances if t.matches_case(case)), None)
+        return (found.atol, found.rtol) if found else None
+
     def tolerance(self, names: OperatorNames, name: TestName) -> Tolerance | None:
         return next((t for t in self.tolerances if t.matches(names, name)), None)
 
@@ -125,7 +196,24 @@ class Configuration:
 
     def unused(self, names: OperatorNames, ran: Collection[TestName]) -> list[Skip]:
         """The skips that match none of the tests."""
-        return [s for s in self.skips if not any(s.matches(names, name) for name in ran)]
+        return [
+            s for s in self.skips
+            if not (s.parameter or s.shape) and not any(s.matches(names, name) for name in ran)
+        ]  # fmt: skip
+
+
+def found_in(folder: Path) -> Path | None:
+    """The configuration in a vendor's folder, if there is one.
+
+    Raises OldDeviceConfigError for one in Python, which has to be converted.
+    """
+    path = folder / FILE
+    if path.is_file():
+        return path
+    for name in OLD_FILES:
+        if (folder / name).is_file():
+            raise OldDeviceConfigError(folder / name, path)
+    return None
 
 
 @dataclass
@@ -179,11 +267,17 @@ class _Reader:
             place = self._line(rf"{key}\b", 0, line)
             if key not in known:
                 raise self.wrong(place, _unknown("entry", key, known))
-            kinds = (int, float) if key in ("atol", "rtol") else (str,)
+            kinds = _KINDS.get(key, (str,))
             if not isinstance(value, kinds):
                 raise self.wrong(place, f"{key} = {value!r} is no {kinds[-1].__name__}")
-            if isinstance(value, str) and key in _SELECTORS:
+            if key == "shape":
+                if not _SHAPE.fullmatch(str(value)):
+                    raise self.wrong(place, f"shape {value!r} is no predicate such as 'ndim > 4'")
+            elif isinstance(value, str) and key in _SELECTORS:
                 self._check_pattern(place, key, value)
+        for argument, values in table.get("parameter", {}).items():
+            if not isinstance(values, list):
+                raise self.wrong(line, f"parameter {argument} = {values!r} is no list of values")
         if name == "skip" and not table.get("reason", "").strip():
             raise self.wrong(line, "a skip without a reason")
         if not any(key in table for key in _SELECTORS):

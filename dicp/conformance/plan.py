@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 from dicp.config import tool_variable
 from dicp.conformance.configuration import Configuration
 from dicp.conformance.names import OPERATOR_DATABASE, OperatorNames
-from dicp.conformance.op_tests import full_name
 from dicp.errors import TestFileError
 
 SOURCE_TREE = "TORCH_SOURCE_PATH"
@@ -24,7 +24,10 @@ class Unit:
     device: str
     backend: str
     config: str
+    names: tuple[str, ...]
+    """Of all operators of the database."""
     operators: tuple[str, ...] = ()
+    worker: ClassVar[str] = "dicp.conformance.worker"
 
 
 @dataclass(frozen=True)
@@ -43,18 +46,21 @@ def plan_of(
 
     Raises TestFileError and ConformanceConfigError.
     """
-    from dicp.torch_private import op_db  # takes seconds
+    from dicp.conformance.op_tests import full_name  # these two take seconds
+    from dicp.torch_private import op_db
 
-    names = OperatorNames([full_name(op) for op in op_db])
+    names = OperatorNames(tuple(full_name(op) for op in op_db))
     settings.check_operators(names)
     config = str(settings.path.resolve()) if settings.path else ""
     wanted = [name for name in names.names if settings.may_run(name)]
+    known = tuple(names.names)
     own_tests = str(Path(__file__).with_name("op_tests.py"))
     units = [
-        Unit(OPERATOR_DATABASE, own_tests, device, backend, config, tuple(wanted[k : k + group]))
+        Unit(OPERATOR_DATABASE, own_tests, device, backend, config, known,
+             tuple(wanted[k : k + group]))
         for k in range(0, len(wanted), group)
-    ]
-    units += [Unit(file, str(_path(file)), device, backend, config) for file in files]
+    ]  # fmt: skip
+    units += [Unit(file, str(_path(file)), device, backend, config, known) for file in files]
     what = f"{f'compiled by {backend}, ' if backend else ''}on {device}"
     return Plan(f"PyTorch's tests {what}", names, tuple(units))
 

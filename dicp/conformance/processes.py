@@ -10,13 +10,12 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
-from typing import IO, Any
+from typing import IO, Any, Protocol
 
 from dicp.config import environment_with
-from dicp.conformance.plan import Plan, Unit
 from dicp.conformance.rows import Row
 
 START_SECONDS = 300.0
@@ -24,8 +23,23 @@ START_SECONDS = 300.0
 STDERR_CHARACTERS = 2000
 
 
+class Unit(Protocol):
+    """What one process runs: a dataclass, which it reads as JSON, with the tests that are done."""
+
+    @property
+    def file(self) -> str:
+        """What the rows of its results are filed under."""
+
+    @property
+    def worker(self) -> str:
+        """The module that the process runs."""
+
+    @property
+    def device(self) -> str: ...
+
+
 def run(
-    plan: Plan,
+    units: Sequence[Unit],
     report: Callable[[Row], object],
     jobs: int,
     test_seconds: float,
@@ -36,10 +50,10 @@ def run(
 
     def work(unit: Unit) -> None:
         deadline = time.monotonic() + file_seconds
-        _UnitRun(unit, plan.names.names, rows.put, test_seconds, deadline).run()
+        _UnitRun(unit, rows.put, test_seconds, deadline).run()
 
     with ThreadPoolExecutor(jobs) as pool:
-        pending = [pool.submit(work, unit) for unit in plan.units]
+        pending = [pool.submit(work, unit) for unit in units]
         while not all(one.done() for one in pending) or not rows.empty():
             try:
                 report(rows.get(timeout=0.2))
@@ -54,7 +68,6 @@ class _UnitRun:
     """One unit, in as many processes as it takes: after a crash the next goes on."""
 
     unit: Unit
-    names: Sequence[str]
     report: Callable[[Row], object]
     test_seconds: float
     deadline: float
@@ -76,16 +89,18 @@ class _UnitRun:
     def _left(self) -> list[list[str]]:
         return [test for test in self.tests if test not in self.done]
 
-    def _row(self, test: list[str], result: str, reason: str, seconds: float = 0.0) -> None:
+    def _row(
+        self, test: list[str], result: str, reason: str, seconds: float = 0.0,
+        details: Mapping[str, Any] | None = None,
+    ) -> None:  # fmt: skip
         self.done.append(test)
         cls, name = test
-        self.report(Row(self.unit.file, cls, name, result, reason, seconds))
+        self.report(Row(self.unit.file, cls, name, result, reason, seconds, details or {}))
 
     def _process(self) -> str:
         """Run what is left in a new process; how it died, or nothing if it came to its end."""
         with tempfile.TemporaryFile("w+") as errors:
-            job = {**asdict(self.unit), "names": self.names, "done": self.done}
-            process = _started(job, errors)
+            process = _started(self.unit, self.done, errors)
             try:
                 running, complete, how = self._follow(process)
             finally:
@@ -129,17 +144,18 @@ class _UnitRun:
                 return running, True, ""
 
 
-def _started(job: dict[str, Any], errors: IO[str]) -> subprocess.Popen[str]:
+def _started(unit: Unit, done: list[list[str]], errors: IO[str]) -> subprocess.Popen[str]:
     process = subprocess.Popen(
-        [sys.executable, "-W", "ignore", "-m", "dicp.conformance.worker"],
+        [sys.executable, "-W", "ignore", "-m", unit.worker],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=errors,
         text=True,
-        env=environment_with(PYTORCH_TESTING_DEVICE_ONLY_FOR=job["device"], DIPU_MOCK_CUDA="false"),
+        env=environment_with(PYTORCH_TESTING_DEVICE_ONLY_FOR=unit.device, DIPU_MOCK_CUDA="false"),
     )
     assert process.stdin is not None
-    process.stdin.write(json.dumps(job))
+    job: dict[str, Any] = asdict(unit)  # type: ignore[call-overload]
+    process.stdin.write(json.dumps({**job, "done": done}))
     process.stdin.close()
     return process
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import csv
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import astuple, dataclass, fields
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from dicp.conformance.configuration import Skip
 from dicp.conformance.names import OperatorNames, TestName
@@ -26,6 +27,8 @@ class Row:
     result: str
     reason: str = ""
     seconds: float = 0.0
+    details: Mapping[str, Any] = field(default_factory=dict, compare=False)
+    """What else the test says of itself, of JSON values."""
 
     @property
     def name(self) -> TestName:
@@ -36,7 +39,7 @@ class Row:
         return next((line for line in self.reason.splitlines() if line.strip()), "")
 
 
-_COLUMNS = ["class" if field.name == "cls" else field.name for field in fields(Row)]
+_COLUMNS = ("file", "class", "test", "result", "reason", "seconds")
 
 
 @contextmanager
@@ -47,7 +50,7 @@ def table(path: Path) -> Iterator[Callable[[Row], None]]:
         writer.writerow(_COLUMNS)
 
         def add(row: Row) -> None:
-            writer.writerow(astuple(row))
+            writer.writerow((row.file, row.cls, row.test, row.result, row.reason, row.seconds))
             file.flush()
 
         yield add

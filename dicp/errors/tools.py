@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from dicp.errors.base import DicpError
 from dicp.errors.text import at, did_you_mean, indented, nearest, sentence, shortened
 
 __all__ = [
-    "CaptureFormatError", "ConformanceConfigError", "OperatorNameError", "OverflowFoundError",
-    "RecordingMismatchError", "ReportOutputError", "ReportScriptError", "ReportSourceError",
+    "CaptureFormatError", "CaseError", "CaseFileError", "ConformanceConfigError",
+    "OldDeviceConfigError", "OperatorNameError", "OverflowFoundError", "RecordingMismatchError",
+    "ReferenceDataError", "ReportOutputError", "ReportScriptError", "ReportSourceError",
     "ResultsFileError", "TestFileError", "ToolVariableError", "UnknownFeatureError",
 ]  # fmt: skip
 
@@ -18,13 +19,10 @@ __all__ = [
 class ResultsFileError(DicpError):
     """A file that should hold results of tests."""
 
-    def __init__(self, file: Path, problem: str) -> None:
+    def __init__(self, file: Path, problem: str, by: str = "pytest --results FILE") -> None:
         self.file = file
         self.problem = problem
-        super().__init__(
-            f"{str(file)!r} holds no results of tests: {problem}. "
-            "`pytest --results FILE` writes them."
-        )
+        super().__init__(f"{str(file)!r} holds no results of tests: {problem}. `{by}` writes them.")
 
 
 class ReportSourceError(DicpError):
@@ -150,6 +148,53 @@ class ConformanceConfigError(DicpError):
         self.problem = problem
         super().__init__(
             f"{path}:{line}: {problem}. dicp/conformance/configuration.py shows the form."
+        )
+
+
+class CaseError(DicpError):
+    """A text of a case that names nothing: its call, or what draws a tensor."""
+
+    def __init__(self, text: str, what: str, known: Iterable[str]) -> None:
+        self.text = text
+        self.what = what
+        names = list(known)
+        super().__init__(
+            f"unknown {what} {text!r}.{did_you_mean(nearest(text, names))} "
+            f"It begins with one of: {', '.join(names)}."
+        )
+
+
+class CaseFileError(DicpError):
+    """A case file with an entry that has no meaning; `case`: the entry's name."""
+
+    def __init__(self, path: Path, case: str, problem: str) -> None:
+        self.path = path
+        self.case = case
+        self.problem = problem
+        where = f"case {case!r}: " if case else ""
+        super().__init__(
+            f"{path}: {where}{sentence(problem)} dicp/conformance/case_files.py shows the form."
+        )
+
+
+class ReferenceDataError(DicpError):
+    """Reference data that are absent, damaged or of another version; `command` makes them."""
+
+    def __init__(self, path: Path, problem: str, command: str) -> None:
+        self.path = path
+        self.problem = problem
+        self.command = command
+        super().__init__(f"{path}: {sentence(problem)} `{command}` makes reference data.")
+
+
+class OldDeviceConfigError(DicpError):
+    """A device configuration in Python, which is not run."""
+
+    def __init__(self, path: Path, new: Path) -> None:
+        self.path = path
+        command = f"python -m dicp.conformance convert-config {path} -o {new}"
+        super().__init__(
+            f"{path} is a configuration in Python, which is not run. Convert it: `{command}`."
         )
 
 

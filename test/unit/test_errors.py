@@ -13,6 +13,8 @@ from dicp.errors import (
     AdaptorFileError,
     CacheFolderError,
     CaptureFormatError,
+    CaseError,
+    CaseFileError,
     CollectiveError,
     CompilerError,
     ConfigValueError,
@@ -37,11 +39,13 @@ from dicp.errors import (
     ModelMismatchError,
     NarrowingError,
     NewVendorError,
+    OldDeviceConfigError,
     OperatorLibraryError,
     OperatorNameError,
     OverflowFoundError,
     PrototypeError,
     RecordingMismatchError,
+    ReferenceDataError,
     ReportOutputError,
     ReportScriptError,
     ReportSourceError,
@@ -246,6 +250,23 @@ CASES: list[tuple[DicpError, str]] = [
     (
         ConformanceConfigError(Path("chip.toml"), 3, "a skip without a reason"),
         "chip.toml:3: a skip without a reason. dicp/conformance/configuration.py shows the form.",
+    ),
+    (
+        CaseError("rand", "generator", ["randn", "uniform"]),
+        "unknown generator 'rand'. Did you mean 'randn'? It begins with one of: randn, uniform.",
+    ),
+    (
+        CaseFileError(Path("a.toml"), "add", "call is missing"),
+        "a.toml: case 'add': call is missing. dicp/conformance/case_files.py shows the form.",
+    ),
+    (
+        ReferenceDataError(Path("d/add.json"), "it is damaged", "make it"),
+        "d/add.json: it is damaged. `make it` makes reference data.",
+    ),
+    (
+        OldDeviceConfigError(Path("device_configs.py"), Path("device_config.toml")),
+        "device_configs.py is a configuration in Python, which is not run. Convert it: `python -m "
+        "dicp.conformance convert-config device_configs.py -o device_config.toml`.",
     ),
     (
         TestFileError("test_a.py", ""),

@@ -1,0 +1,217 @@
+"""The sub-commands of the case suite."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+
+from dicp.conformance.case_reports import write_reports
+from dicp.conformance.case_runs import CaseUnit
+from dicp.conformance.configuration import FILE, found_in
+from dicp.conformance.convert import converted
+from dicp.conformance.coverage import DECISIONS, coverage_of, write_coverage
+from dicp.conformance.names import DTYPES, EAGER_DEVICE
+from dicp.conformance.rows import FAILURES, RESULTS, Row
+from dicp.conformance.sources import ALL, UnknownOperatorError, chosen
+from dicp.conformance.suite import Processes, compare, generate, log_row, logger
+from dicp.discovery import SUFFIX, discover
+from dicp.errors.text import did_you_mean, nearest
+from dicp.target import find_target
+from dicp.testing.backends import name_of
+
+Names = Annotated[list[str], typer.Option("--fname", help="Operators' names or patterns.")]
+Data = Annotated[Path, typer.Option(help="The folder of the reference data.")]
+Jobs = Annotated[int, typer.Option(min=1, help="Processes at a time.")]
+Seconds = Annotated[
+    float, typer.Option("--case_seconds", help="A case that takes longer hangs.")
+]  # fmt: skip
+Filter = Annotated[
+    list[str], typer.Option("--filter_dtype", help="Dtypes whose cases are left out.")
+]  # fmt: skip
+Nhwc = Annotated[bool, typer.Option("--nhwc", help="Inputs are channels-last.")]
+NhwcMinDim = Annotated[
+    int, typer.Option("--nhwc_min_dim", min=3, help="From this number of dimensions.")
+]  # fmt: skip
+FourBytes = Annotated[
+    bool, typer.Option("--four_bytes", help="int32 for int64 where the operator takes it.")
+]  # fmt: skip
+ImplFolder = Annotated[
+    Path | None, typer.Option("--impl_folder", help="The folder of device_config.toml.")
+]  # fmt: skip
+DeviceConfig = Annotated[
+    Path | None, typer.Option("--device_config", help="TOML: skip, tolerance.")
+]  # fmt: skip
+Strict = Annotated[bool, typer.Option("--strict", help="A skip whose case passes is a failure.")]
+HtmlReport = Annotated[bool, typer.Option("--html_report", help="Also write report.html.")]
+ResultPath = Annotated[
+    Path, typer.Option("--test_result_path", help="The workbook; other reports lie beside it.")
+]  # fmt: skip
+DebugLevel = Annotated[
+    int, typer.Option("--failure_debug_level", min=0, max=2,
+                      help="1 prints failing cases, 2 their tensors, too.")
+]  # fmt: skip
+DATA = Path("conformance_data")
+
+
+def add_commands(app: typer.Typer) -> None:
+    """Add the sub-commands to an application."""
+    app.command("gen_data")(gen_data)
+    app.command("run_test")(run_test)
+    app.command("convert-config")(convert_config)
+    app.command("coverage")(coverage)
+    app.command("list")(list_operators)
+
+
+def gen_data(
+    fname: Names = [ALL],  # noqa: B006
+    device: Annotated[str, typer.Option(help="The device on which eager computes.")] = "cpu",
+    data: Data = DATA,
+    samples: Annotated[
+        int, typer.Option(min=0, help="Cases of each dtype from PyTorch's database; 0: all.")
+    ] = 4,
+    jobs: Jobs = 1,
+    case_seconds: Seconds = 600.0,
+) -> None:
+    """Store reference data: inputs, eager's results, and those in float64.
+
+    Data that are there are kept; what is missing is added.
+    """
+    unit = CaseUnit("", "gen_data", device, str(data), (), samples=samples)
+    log = logger()
+
+    def report(row: Row) -> None:
+        if row.result in FAILURES:
+            log.error("gen_data %s failed: %s", row.test, row.reason)
+
+    made = _usable(lambda: generate(fname, unit, Processes(jobs, case_seconds), report))
+    for reason, count in sorted(made.left_out.items()):
+        log.info("%d cases left out: %s", count, reason)
+    sys.stdout.write(
+        f"{made.cases} cases, {made.bytes} bytes in {data}; {made.current} operators were there\n"
+    )
+    raise typer.Exit(1 if made.failed else 0)
+
+
+def run_test(
+    fname: Names = [ALL],  # noqa: B006
+    backend: Annotated[
+        str | None, typer.Option(help="Compiles the operators; of a --device alone: none.")
+    ] = None,
+    device: Annotated[str | None, typer.Option(help="Where the tensors lie.")] = None,
+    data: Data = DATA,
+    filter_dtype: Filter = [],  # noqa: B006
+    nhwc: Nhwc = False,
+    nhwc_min_dim: NhwcMinDim = 3,
+    four_bytes: FourBytes = False,
+    impl_folder: ImplFolder = None,
+    device_config: DeviceConfig = None,
+    strict: Strict = False,
+    html_report: HtmlReport = False,
+    test_result_path: ResultPath = Path("report.xlsx"),
+    failure_debug_level: DebugLevel = 0,
+    jobs: Jobs = 1,
+    case_seconds: Seconds = 120.0,
+) -> None:
+    """Run the stored cases, compiled by a backend or in eager on a device, and compare.
+
+    Fails if a case fails, hangs or ends its process.
+    """
+    for dtype in filter_dtype:
+        if dtype not in DTYPES:
+            hint = did_you_mean(nearest(dtype, DTYPES))
+            raise typer.BadParameter(f"unknown dtype {dtype!r}.{hint}", param_hint="--filter_dtype")
+    if backend is None:
+        backend = "" if device is not None else name_of("")
+    check_names(device or "cpu", backend)
+    if device_config is None and impl_folder is not None:
+        device_config = found_in(impl_folder)
+    unit = CaseUnit(
+        "", "run_test", device or "cpu", str(data), (), backend, filter_dtype=tuple(filter_dtype),
+        nhwc_min_dim=nhwc_min_dim if nhwc else 0, four_bytes=four_bytes, strict=strict,
+        config=str(device_config.resolve()) if device_config else "",
+        debug_level=failure_debug_level,
+    )  # fmt: skip
+    raise typer.Exit(_compared(fname, unit, Processes(jobs, case_seconds), test_result_path,
+                               html_report))  # fmt: skip
+
+
+def _compared(
+    names: Sequence[str], unit: CaseUnit, processes: Processes, workbook: Path, html: bool
+) -> int:
+    """Run, print a line for each case, write the reports; the exit status."""
+    log = logger()
+    found = _usable(
+        lambda: compare(names, unit, processes, lambda row: log_row(log, row, unit.debug_level))
+    )
+    for skip in found.unused:
+        sys.stdout.write(f"a skip matches no case: {skip}\n")
+    what = f"{f'compiled by {unit.backend}, ' if unit.backend else ''}on {unit.device}"
+    written = write_reports(found.rows, workbook, html, f"Operator cases {what}")
+    counts = Counter(row.result for row in found.rows)
+    totals = ", ".join(f"{counts[result]} {result}" for result in RESULTS)
+    sys.stdout.write(f"{totals}; {', '.join(map(str, written))}\n")
+    return 1 if found.failures else 0
+
+
+def convert_config(
+    file: Annotated[Path, typer.Argument(help="device_configs.py of public DIOPI.")],
+    out: Annotated[Path, typer.Option("-o", "--out", help="The TOML file.")] = Path(FILE),
+) -> None:
+    """Convert a device configuration in Python into TOML; it is parsed, not run."""
+    out.write_text(converted(file), "utf-8")
+    sys.stdout.write(f"{out}\n")
+
+
+def coverage(
+    backend: Annotated[str, typer.Option(help="A backend of dicp; empty: the host's.")] = "",
+    report: Annotated[
+        Path | None, typer.Option(help="report.json of run_test, for the failing cases.")
+    ] = None,
+    out: Annotated[Path, typer.Option(help="The folder of the tables.")] = Path("."),
+) -> None:
+    """Write how a backend handles each operator, and in how many cases it failed."""
+    backend = name_of(backend)
+    name = backend.removesuffix(SUFFIX)
+    if name not in discover():
+        known = sorted(f"{target}{SUFFIX}" for target in discover())
+        raise typer.BadParameter(f"{backend!r} is none of {known}", param_hint="--backend")
+    rows = coverage_of(find_target(name), report)
+    written = write_coverage(rows, out, f"Operators of {backend}")
+    counts = Counter(row.decision for row in rows)
+    failing = sum(bool(row.failing) for row in rows)
+    totals = ", ".join(f"{counts[decision]} {decision}" for decision in DECISIONS)
+    sys.stdout.write(f"{totals}, {failing} failing; {', '.join(map(str, written))}\n")
+
+
+def list_operators(fname: Names = [ALL]) -> None:  # noqa: B006
+    """List the operators that there are cases for."""
+    sys.stdout.write("".join(f"{name}\n" for name in _usable(lambda: chosen(fname))))
+
+
+def _usable(call: Any) -> Any:
+    """The result of a call; an unknown operator is an error of the command line."""
+    try:
+        return call()
+    except UnknownOperatorError as error:
+        raise typer.BadParameter(str(error), param_hint="--fname") from error
+
+
+def check_names(device: str, backend: str) -> None:
+    """Raises BadParameter for a device or backend that no test could use."""
+    try:
+        if backend:
+            torch.compile(check_names, backend=backend)
+    except RuntimeError as unknown:
+        raise typer.BadParameter(str(unknown), param_hint="--backend") from unknown
+    try:
+        if device != EAGER_DEVICE:  # the processes register it
+            torch.empty(0, device=device)
+    except Exception as error:  # PyTorch has errors of many types for devices
+        problem = (str(error).splitlines() or [device])[0]
+        raise typer.BadParameter(problem, param_hint="--device") from error

@@ -1,0 +1,193 @@
+r"""Case files: TOML, data alone. An entry is an operator; the lists in it zip, one case for each.
+
+[[case]]
+name = "nll_loss2d"
+call = "torch.nn.functional.nll_loss"        # a dotted name in torch, torchvision or dicp
+dtypes = ["float32", "bfloat16"]
+tags = ["segmentation"]                      # domains and models; may be left out
+tolerance = { bfloat16 = [1e-2, 1e-2] }      # atol, rtol; may be left out
+
+[case.tensors.input]                         # named: by keyword; 0, 1, ...: by position
+shape = [[2, 3, 4, 4], [1, 5, 3, 2]]         # two cases
+strides = [[60, 16, 4, 1], [30, 6, 2, 1]]    # may be 0 and leave gaps; default: contiguous
+grad = true
+[case.tensors.target]
+shape = [[2, 4, 4], [1, 3, 2]]
+dtype = "int64"                              # default: the case's
+gen = "randint(0, 3)"                        # default: randn; case.py has the table
+
+[case.parameters]
+reduction = ["mean", "sum"]                  # one value stands for all cases
+
+`value` in place of `gen` gives the values; `stack = true` makes shapes a list for each case, whose
+tensors are one argument. `{ none = true }`, `{ dtype = "float32" }` and `{ slice = [0, 2, 1] }` are
+values that TOML has no form for. Of the entry: `inplace` (it writes an operand), `random` (results
+are compared by distribution), `no_reference` (results have no values), and
+`saved = { call = "...", given = ["self"], results = { indices = 1 } }`: arguments that are results
+of a call which takes the arguments `given`.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+
+from dicp.conformance.case import Case, Operand, Saved, check_generator, given_operand
+from dicp.conformance.codec import Decoder
+from dicp.conformance.names import DTYPES
+from dicp.errors import CaseError, CaseFileError
+from dicp.errors.text import did_you_mean, nearest
+
+CASE_FILES: Final = Path(__file__).parent / "cases"
+_ENTRY: Final = (
+    "name", "call", "dtypes", "tags", "tolerance", "tensors", "parameters", "inplace", "random",
+    "no_reference", "saved",
+)  # fmt: skip
+_TENSOR: Final = ("shape", "strides", "dtype", "gen", "value", "grad", "stack")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One operator of a case file, and its cases."""
+
+    path: Path
+    name: str
+    call: str
+    cases: tuple[Case, ...]
+
+
+def case_entries(folder: Path = CASE_FILES) -> list[Entry]:
+    """All entries of a folder's files. Raises CaseFileError."""
+    return [entry for path in sorted(folder.glob("*.toml")) for entry in read_case_file(path)]
+
+
+@lru_cache(maxsize=64)
+def read_case_file(path: Path) -> tuple[Entry, ...]:
+    """The entries of one file. Raises CaseFileError."""
+    try:
+        given = tomllib.loads(path.read_text("utf-8"))
+    except (OSError, ValueError) as error:
+        raise CaseFileError(path, "", f"it cannot be read: {error}") from None
+    _check_keys(path, "", given, ("case",))
+    return tuple(_EntryReader(path, entry).entry() for entry in given.get("case", []))
+
+
+@dataclass(frozen=True)
+class _EntryReader:
+    path: Path
+    given: Mapping[str, Any]
+
+    @property
+    def name(self) -> str:
+        return str(self.given.get("name", "?"))
+
+    def entry(self) -> Entry:
+        _check_keys(self.path, self.name, self.given, _ENTRY)
+        for key in ("name", "call", "dtypes"):
+            if not self.given.get(key):
+                raise self.wrong(f"{key} is missing")
+        for dtype in (*self.given["dtypes"], *self.given.get("tolerance", {})):
+            self.check_dtype(dtype)
+        try:
+            cases = tuple(self.cases())
+        except CaseError as error:
+            raise self.wrong(str(error)) from None
+        return Entry(self.path, self.name, self.given["call"], cases)
+
+    def cases(self) -> Iterator[Case]:
+        tensors = self.given.get("tensors", {})
+        for name, tensor in tensors.items():
+            _check_keys(self.path, f"{self.name}.{name}", tensor, _TENSOR)
+            self.check_dtype(tensor.get("dtype", self.given["dtypes"][0]))
+            check_generator(tensor.get("gen", "randn"))
+        count = self.count()
+        for dtype in self.given["dtypes"]:
+            tolerance = self.given.get("tolerance", {}).get(dtype)
+            for number in range(count):
+                arguments = {n: self.argument(t, number, dtype) for n, t in tensors.items()}
+                parameters = {
+                    name: Decoder({}).decode(self.one(value, number))
+                    for name, value in self.given.get("parameters", {}).items()
+                }
+                args = tuple(v for n, v in arguments.items() if n.isdecimal())
+                kwargs = {n: v for n, v in arguments.items() if not n.isdecimal()}
+                yield Case(
+                    self.name, f"{dtype}-{number}", self.given["call"], dtype, args,
+                    kwargs | parameters, self.given.get("inplace", False),
+                    self.given.get("random", False), not self.given.get("no_reference", False),
+                    self.saved(),
+                    (float(tolerance[0]), float(tolerance[1])) if tolerance else None,
+                    tuple(self.given.get("tags", ())),
+                )  # fmt: skip
+
+    def saved(self) -> Saved | None:
+        given = self.given.get("saved")
+        return Saved(given["call"], tuple(given["given"]), given["results"]) if given else None
+
+    def count(self) -> int:
+        """How many cases the lists give; a list with one entry goes with any number."""
+        lengths = {
+            f"{name}.{key}": len(tensor[key])
+            for name, tensor in self.given.get("tensors", {}).items()
+            for key in ("shape", "strides", "value")
+            if key in tensor
+        }
+        for name, value in self.given.get("parameters", {}).items():
+            if not isinstance(value, list) or not value:
+                raise self.wrong(f"{name} = {value!r} is no list of values, one for each case")
+            lengths[name] = len(value)
+        longest = max(lengths, key=lengths.__getitem__, default="")
+        for name, length in lengths.items():
+            if length not in (1, lengths[longest]):
+                raise self.wrong(f"{name} has {length} values, {longest} has {lengths[longest]}")
+        return lengths.get(longest, 1)
+
+    def argument(self, tensor: Mapping[str, Any], number: int, dtype: str) -> Any:
+        def at(key: str) -> Any:
+            return self.one(tensor[key], number) if key in tensor else None
+
+        dtype = tensor.get("dtype", dtype)
+        if "value" in tensor:
+            return given_operand(torch.tensor(at("value"), dtype=getattr(torch, dtype)))
+        if "shape" not in tensor:
+            raise self.wrong("a tensor has neither shape nor value")
+        shape, strides = at("shape"), at("strides")
+        gen, grad = tensor.get("gen", "randn"), tensor.get("grad", False)
+        if not tensor.get("stack", False):
+            return self.operand(shape, strides, dtype, gen, grad)
+        each = strides or [None] * len(shape)
+        return [self.operand(*one, dtype, gen, grad) for one in zip(shape, each, strict=True)]
+
+    def operand(
+        self, shape: Any, strides: Any, dtype: str, gen: str, grad: bool
+    ) -> Operand:  # fmt: skip
+        for what in (shape, strides or []):
+            if not isinstance(what, list) or not all(type(n) is int and n >= 0 for n in what):
+                raise self.wrong(f"{what!r} is no list of sizes")
+        if strides is not None and len(strides) != len(shape):
+            raise self.wrong(f"strides {strides} do not fit shape {shape}")
+        return Operand(tuple(shape), dtype, tuple(strides) if strides else None, gen, grad)
+
+    @staticmethod
+    def one(values: Sequence[Any], number: int) -> Any:
+        return values[number if len(values) > 1 else 0]
+
+    def check_dtype(self, dtype: str) -> None:
+        if dtype not in DTYPES:
+            raise self.wrong(f"unknown dtype {dtype!r}.{did_you_mean(nearest(dtype, DTYPES))}")
+
+    def wrong(self, problem: str) -> CaseFileError:
+        return CaseFileError(self.path, self.name, problem)
+
+
+def _check_keys(path: Path, name: str, given: Mapping[str, Any], known: Sequence[str]) -> None:
+    for key in given:
+        if key not in known:
+            hint = did_you_mean(nearest(key, known))
+            raise CaseFileError(path, name, f"unknown field {key!r}.{hint}")

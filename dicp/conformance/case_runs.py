@@ -1,0 +1,185 @@
+"""Runs stored cases on a device, compiled or in eager, and judges them against the reference."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from dicp.conformance.case import Case, function
+from dicp.conformance.configuration import Configuration
+from dicp.conformance.judge import Judge
+from dicp.conformance.reference import Reference, call_of, group_of, seeded
+from dicp.testing.backends import BackendUnderTest
+from dicp.testing.cases import created_on
+from dicp.testing.evaluation import Results, copied
+from dicp.torch_private import pytree
+
+NO_GRAPH = "no graph reaches the backend: Dynamo leaves the operator to eager"
+PRINTED_CHARACTERS = 4000
+
+
+@dataclass(frozen=True)
+class CaseUnit:
+    """What one process does: `gen_data` or `run_test` for some operators, `data` the folder.
+
+    backend: empty for eager. nhwc_min_dim: inputs of as many dimensions are channels-last; 0: none.
+    """
+
+    file: str
+    task: str
+    device: str
+    data: str
+    operators: tuple[str, ...]
+    backend: str = ""
+    samples: int = 0
+    made: dict[str, Any] = field(default_factory=dict)
+    config: str = ""
+    filter_dtype: tuple[str, ...] = ()
+    nhwc_min_dim: int = 0
+    four_bytes: bool = False
+    strict: bool = False
+    debug_level: int = 0
+    worker: ClassVar[str] = "dicp.conformance.case_worker"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The result of a test, as `Row` has it."""
+
+    result: str
+    reason: str = ""
+    details: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass
+class Runner:
+    """Runs the cases of a unit."""
+
+    unit: CaseUnit
+
+    @cached_property
+    def backend(self) -> BackendUnderTest | None:
+        unit = self.unit
+        return BackendUnderTest(unit.backend, unit.device) if unit.backend else None
+
+    @cached_property
+    def settings(self) -> Configuration:
+        return Configuration.read(Path(self.unit.config) if self.unit.config else None)
+
+    def outcome(self, reference: Reference) -> Outcome:
+        """Whether the case passes; a case that the configuration skips runs only under `strict`."""
+        case = reference.case
+        details: dict[str, Any] = {
+            "case": str(case), "operator": case.name, "key": case.key, "dtype": case.dtype,
+            "shapes": [list(operand.shape) for operand in case.operands],
+        }  # fmt: skip
+        if case.dtype in self.unit.filter_dtype:
+            return Outcome("skipped", f"--filter_dtype {case.dtype}", details)
+        skip = self.settings.skip_of(case)
+        if skip is not None:
+            details["skip_line"] = skip.line
+            if not self.unit.strict:
+                return Outcome("skipped", skip.reason, details)
+        try:
+            found = self._run(reference)
+        except Exception as error:
+            if skip is not None:
+                return Outcome("skipped", skip.reason, details)
+            text = f"{type(error).__name__}: {str(error)[:1500]}"
+            return Outcome("failed", f"eager has a result, and here is an error: {text}", details)
+        return _with_skip(found, skip.reason if skip else None, details)
+
+    def _run(self, reference: Reference) -> Outcome:
+        case = reference.case
+        group = self._converted(group_of(case))
+        if self.unit.four_bytes:
+            reference, group = _in_four_bytes(reference, group)
+        graphs = self.backend.graphs if self.backend else 0
+        got, decisions = self._results(case, group)
+        tolerance = self.settings.case_tolerance(case) or case.tolerance
+        judge = Judge(tolerance, not self.unit.nhwc_min_dim, case.random, case.reference)
+        verdict = judge.verdict(got.on_host(), reference.eager, reference.truth)
+        details = {
+            "max_error": verdict.max_error, "index": list(verdict.index), "atol": verdict.atol,
+            "rtol": verdict.rtol, "needed_atol": verdict.needed_atol,
+            "needed_rtol": verdict.needed_rtol, "decisions": decisions,
+        }  # fmt: skip
+        if verdict.problem:
+            return Outcome(
+                "failed", verdict.problem, details | self._printed(group, got, reference)
+            )
+        if self.backend is not None and self.backend.graphs == graphs:
+            return Outcome("skipped", NO_GRAPH, details)
+        return Outcome("passed", "", details)
+
+    def _results(self, case: Case, group: list[Any]) -> tuple[Results, dict[str, str]]:
+        """The results on the device, and how the backend decided on each ATen operator."""
+        call = call_of(function(case.call))
+        unit = self.unit
+        before = len(self.backend.reports()) if self.backend else 0
+        if self.backend is not None:
+            torch.compiler.reset()
+            call = torch.compile(call, backend=self.backend, dynamic=False)
+        on_device = group
+        if unit.device != "cpu":
+            on_device = pytree.tree_map(self._on_device, group)
+        with created_on(unit.device):
+            results, _ = seeded(call, on_device, case.flags)
+        reports = self.backend.reports(before) if self.backend else []
+        return results, {node.op: node.decision for report in reports for node in report.nodes}
+
+    def _on_device(self, value: Any) -> Any:
+        if isinstance(value, torch.device):
+            return torch.device(self.unit.device)
+        return copied(value, self.unit.device)
+
+    def _converted(self, group: list[Any]) -> list[Any]:
+        least = self.unit.nhwc_min_dim
+        if not least:
+            return group
+        return pytree.tree_map(
+            lambda v: channels_last(v) if isinstance(v, Tensor) and v.ndim >= least else v, group
+        )
+
+    def _printed(self, group: list[Any], got: Results, reference: Reference) -> dict[str, str]:
+        """Inputs and outputs of a case that fails, where they are asked for."""
+        if self.unit.debug_level < 2:
+            return {}
+        parts = {"inputs": group, "outputs": got.outputs, "reference": reference.eager.outputs}
+        text = "\n".join(f"{name}: {value}" for name, value in parts.items())
+        return {"values": text[:PRINTED_CHARACTERS]}
+
+
+def _with_skip(found: Outcome, reason: str | None, details: Mapping[str, Any]) -> Outcome:
+    """A case that is skipped and passes is a failure; it ran for that alone."""
+    if reason is not None and found.result == "passed":
+        found = replace(found, result="failed", reason=f"it passes, and is skipped: {reason}")
+    elif reason is not None:
+        found = replace(found, result="skipped", reason=reason)
+    return replace(found, details={**details, **found.details})
+
+
+def channels_last(value: Tensor) -> Tensor:
+    """The values with the channels, dimension 1, innermost in memory."""
+    if value.ndim < 3 or 0 in value.stride():
+        return value
+    return value.movedim(1, -1).contiguous().movedim(-1, 1)
+
+
+def _in_four_bytes(reference: Reference, group: list[Any]) -> tuple[Reference, list[Any]]:
+    """The case with int32 for int64, and eager's results for it, where eager takes it so."""
+    narrow = pytree.tree_map(
+        lambda v: v.int() if isinstance(v, Tensor) and v.dtype == torch.int64 else v, group
+    )
+    call: Callable[..., Any] = call_of(function(reference.case.call))
+    try:
+        eager, _ = seeded(call, narrow, reference.case.flags)
+    except Exception:
+        return reference, group
+    return replace(reference, eager=eager), narrow

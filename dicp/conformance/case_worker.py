@@ -1,0 +1,94 @@
+"""A process of `gen_data` or `run_test`: `python -m dicp.conformance.case_worker`.
+
+It reads its unit as JSON from stdin and tells of its tests as `dicp.conformance.worker` does.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import importlib
+import json
+import os
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from dicp.conformance.case_runs import CaseUnit, Outcome, Runner
+from dicp.conformance.names import EAGER_DEVICE
+from dicp.conformance.reference import OperatorData, write
+from dicp.conformance.sources import cases_of
+
+Test = tuple[list[str], Callable[[], Outcome]]
+
+
+def main() -> None:
+    """Run the unit on stdin."""
+    faulthandler.enable()
+    torch.set_num_threads(1)
+    given: dict[str, Any] = json.load(sys.stdin)
+    done = given.pop("done")
+    unit = CaseUnit(**given)
+    answers = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)  # what operators print goes to stderr
+
+    def tell(**event: Any) -> None:
+        answers.write(json.dumps(event) + "\n")
+
+    if unit.device == EAGER_DEVICE:
+        importlib.import_module("dicp.device.active")  # registers it
+    kinds = {"gen_data": _generated, "run_test": _compared}
+    names, tests = kinds[unit.task](unit)
+    tell(tests=names)
+    for name, test in tests:
+        if name in done:
+            continue
+        tell(began=name)
+        start = time.perf_counter()
+        try:
+            outcome = test()
+        except Exception as error:
+            text = "".join(traceback.format_exception_only(error))
+            outcome = Outcome("failed", text.strip()[:2000])
+        seconds = round(time.perf_counter() - start, 3)
+        tell(row=[name, outcome.result, outcome.reason, seconds, outcome.details])
+    tell(end=True)
+
+
+def _generated(unit: CaseUnit) -> tuple[list[list[str]], Iterator[Test]]:
+    """A test for each operator: it passes when its data are stored."""
+
+    def one(operator: str) -> Outcome:
+        cases = cases_of(operator, unit.samples)
+        written = write(Path(unit.data), operator, cases, unit.device, unit.made)
+        details = {
+            "cases": written.cases, "bytes": written.bytes, "left_out": dict(written.left_out),
+        }  # fmt: skip
+        return Outcome("passed", "", details)
+
+    names = [["", operator] for operator in unit.operators]
+    return names, (([*name], partial(one, name[1])) for name in names)
+
+
+def _compared(unit: CaseUnit) -> tuple[list[list[str]], Iterator[Test]]:
+    """A test for each stored case."""
+    data = [OperatorData.read(Path(unit.data), operator) for operator in unit.operators]
+    runner = Runner(unit)
+    names = [[one.operator, key] for one in data for key in one.keys]
+    tests = (
+        ([one.operator, reference.case.key], partial(runner.outcome, reference))
+        for one in data
+        for reference in one.references()
+    )
+    return names, tests
+
+
+if __name__ == "__main__":
+    main()
+    sys.stdout.flush()
+    os._exit(0)  # past what libraries do at exit

@@ -1,0 +1,273 @@
+"""`gen_data` and `run_test` as commands: wrong results, crashes, hangs, skips, the reports."""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+from typer.testing import CliRunner
+
+from dicp.conformance.__main__ import app
+from dicp.conformance.arguments import as_commands
+from dicp.conformance.case import Case, Operand
+from dicp.conformance.configuration import Configuration, found_in
+from dicp.conformance.convert import converted
+from dicp.conformance.reference import write
+from dicp.errors import (
+    ConformanceConfigError,
+    DicpError,
+    OldDeviceConfigError,
+    ReferenceDataError,
+    ResultsFileError,
+)  # fmt: skip
+
+ROOT = Path(__file__).parents[2]
+BROKEN = """
+import os, time
+from dicp.device import dispatcher
+
+run = dispatcher.Dispatcher.run
+
+def broken(self, op, args, kwargs):
+    name = op.__name__
+    if name.startswith("exp2"):
+        os.abort()
+    if name.startswith("erf"):
+        time.sleep(600)
+    result = run(self, op, args, kwargs)
+    if name.startswith("neg"):
+        result[1, 2] += 0.5
+    return result
+
+dispatcher.Dispatcher.run = broken
+dispatcher.Dispatcher._install = lambda *_: None  # no call takes another path
+"""
+"""Imported by each process as it starts: `neg` of the device is wrong at (1, 2), `exp2` ends the
+process, `erf` hangs."""
+
+
+def run(*arguments: str) -> tuple[int, str]:
+    """Exit status and output of the command line."""
+    commands = [str(command.name) for command in app.registered_commands]
+    done = CliRunner().invoke(app, as_commands(arguments, commands))
+    if isinstance(done.exception, DicpError):
+        raise done.exception
+    assert done.exception is None or isinstance(done.exception, SystemExit), done.exception
+    return done.exit_code, done.output
+
+
+def unframed(text: str) -> str:
+    return " ".join(text.replace("│", " ").split())
+
+
+def unary(name: str, dtype: str = "float32") -> Case:
+    return Case(name, f"{dtype}-0", f"torch.{name}", dtype, (Operand((2, 3), dtype),))
+
+
+def test_a_device_with_broken_operators(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A wrong element is found with its index; a crash and a hang are one failed case each."""
+    (tmp_path / "sitecustomize.py").write_text(BROKEN)
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{ROOT}")
+    data = tmp_path / "data"
+    for name in ("abs", "erf", "exp2", "neg", "sin"):
+        write(data, name, [unary(name), unary(name, "float64")], "cpu", {})
+    (tmp_path / "device_config.toml").write_text(
+        '[[skip]]\noperator = "neg"\ndtype = "float64"\nreason = "no <float64>"\n'
+        '[[skip]]\noperator = "e.*"\ndtype = "float64"\nreason = "too slow"\n'
+        '[[skip]]\noperator = "abs"\nshape = "ndim > 2"\nreason = "none has"\n'
+    )
+    status, said = run(
+        "--mode", "run_test", "--device", "dipu", "--data", str(data), "--case_seconds", "15",
+        "--impl_folder", str(tmp_path), "--html_report", "--failure_debug_level", "2",
+        "--test_result_path", str(tmp_path / "out" / "report.xlsx"),
+    )  # fmt: skip
+    assert status == 1
+    assert re.search(
+        r"\d{4}-\d\d-\d\d [\d:]{8},\d{3} - DIOPI-Test - INFO - Run diopi_functions.abs succeed\n",
+        said,
+    )
+    assert "Run diopi_functions.neg failed: max abs error 0.5 at (1, 2) (atol 1e-05, rtol" in said
+    assert "torch.neg(float32[2, 3])" in said and "inputs: " in said
+    assert "a skip matches no case: line 9: operator = 'abs', shape = 'ndim > 2'" in said
+    with (tmp_path / "out" / "error_report.csv").open(newline="") as file:
+        rows = {(row["operator"], row["case"]): row for row in csv.DictReader(file)}
+    results = {f"{operator} {case}": row["result"] for (operator, case), row in rows.items()}
+    assert results == {
+        "abs float32-0": "passed", "abs float64-0": "passed",
+        "erf float32-0": "crashed", "erf float64-0": "skipped",
+        "exp2 float32-0": "crashed", "exp2 float64-0": "skipped",
+        "neg float32-0": "failed", "neg float64-0": "skipped",
+        "sin float32-0": "passed", "sin float64-0": "passed",
+    }  # fmt: skip
+    wrong = rows["neg", "float32-0"]
+    assert (wrong["index"], wrong["shapes"]) == ("(1, 2)", "[[2, 3]]")
+    assert float(wrong["max_error"]) == pytest.approx(0.5, abs=1e-4)
+    assert "SIGABRT" in rows["exp2", "float32-0"]["reason"]
+    assert rows["erf", "float32-0"]["reason"].startswith("it hangs: no end within 15 s")
+    report = json.loads((tmp_path / "out" / "report.json").read_text())
+    assert report["counts"] == {"passed": 4, "failed": 1, "skipped": 3, "crashed": 2}
+    suite = ElementTree.parse(tmp_path / "out" / "junit.xml").getroot()
+    assert (suite.get("tests"), suite.get("failures"), suite.get("skipped")) == ("10", "3", "3")
+    page = (tmp_path / "out" / "report.html").read_text()
+    assert "no &lt;float64&gt;" in page and '<tr class="crashed"><td>exp2</td>' in page
+
+
+def test_a_backend_from_case_file_to_report(tmp_path: Path) -> None:
+    """The whole way: data are made, kept by a second run, and compared on a backend."""
+    data = ("--data", str(tmp_path / "data"))
+    status, said = run("--mode", "gen_data", "--fname", "token_attention", *data)
+    assert status == 0 and re.search(r"6 cases, \d+ bytes in .*; 0 operators were there", said)
+    status, said = run("gen_data", "--fname", "token_attention", *data)
+    assert status == 0 and "0 cases, 0 bytes" in said and "1 operators were there" in said
+    status, said = run(
+        "--backend", "cpugraph", "--fname", "token_.*", *data, "--filter_dtype", "float16",
+        "--test_result_path", str(tmp_path / "report.xlsx"),
+    )  # fmt: skip
+    assert status == 0, said
+    assert "4 passed, 0 failed, 2 skipped, 0 crashed" in said
+    report = json.loads((tmp_path / "report.json").read_text())
+    decided = [case["details"].get("decisions") for case in report["cases"]]
+    assert {"compiled", "library"} & set(decided[0].values())
+    report["cases"][0]["result"] = "failed"
+    (tmp_path / "report.json").write_text(json.dumps(report))
+    status, said = run(
+        "coverage", "--report", str(tmp_path / "report.json"), "--out", str(tmp_path)
+    )
+    assert status == 0 and re.search(r"\d+ compiled, .* \d+ eager, [1-9]\d* failing", said)
+    with (tmp_path / "coverage.csv").open(newline="") as file:
+        rows = {row["operator"]: row for row in csv.DictReader(file)}
+    for operator, decision in decided[0].items():
+        row = rows[operator]
+        assert row["failing"] == "1" and int(row["cases"]) >= 1, row
+        assert row["decision"] == decision or row["decision"] == "decomposed"
+    assert rows["aten.nonzero.default"]["decision"] == "eager"
+    assert "nonzero" in (tmp_path / "coverage.html").read_text()
+
+
+def test_what_is_missing_or_unknown_is_named(tmp_path: Path) -> None:
+    data = ("--data", str(tmp_path))
+    with pytest.raises(ReferenceDataError, match="gen_data --data .* --fname rotary_embedding"):
+        run("run_test", "--fname", "rotary_embedding", *data)
+    status, said = run("run_test", "--fname", "rotary_embeding", *data)
+    assert status == 2 and "the nearest is 'rotary_embedding'" in unframed(said)
+    status, said = run("--filter_dtype", "flaot32")
+    assert status == 2 and "Did you mean 'float32'?" in unframed(said)
+
+
+def test_coverage_refuses_what_it_cannot_read(tmp_path: Path) -> None:
+    path = tmp_path / "report.json"
+    path.write_text("[]")
+    with pytest.raises(ResultsFileError, match="run_test` writes them"):
+        run("coverage", "--report", str(path))
+    status, said = run("coverage", "--backend", "eager")
+    assert status == 2 and "cpugraph" in unframed(said)
+
+
+def configured(tmp_path: Path, text: str) -> Configuration:
+    path = tmp_path / "device_config.toml"
+    path.write_text(text)
+    return Configuration.read(path)
+
+
+def test_skips_and_tolerances_of_cases(tmp_path: Path) -> None:
+    settings = configured(tmp_path, """
+[[skip]]
+operator = "cumsum"
+parameter = { dim = [0, -2] }
+reason = "by dim"
+[[skip]]
+operator = "cumsum"
+shape = "dim(-1) >= 7"
+reason = "by size"
+[[skip]]
+operator = "cumsum"
+shape = "[5, 4, 3]"
+reason = "by shape"
+[[skip]]
+dtype = "complex.*"
+reason = "no complex numbers"
+[[tolerance]]
+operator = "cumsum"
+dtype = "float32"
+atol = 0.5
+""")  # fmt: skip
+
+    def case(shape: tuple[int, ...], dim: int, dtype: str = "float32") -> Case:
+        return Case("cumsum", "k", "torch.cumsum", dtype, (Operand(shape, dtype),), {"dim": dim})
+
+    def reason(*arguments: object) -> str:
+        skip = settings.skip_of(case(*arguments))  # type: ignore[arg-type]
+        return skip.reason if skip else ""
+
+    assert reason((2, 3), 0) == "by dim" and reason((2, 3), 1) == ""
+    assert reason((2, 7), 1) == "by size" and reason((7, 2), 1) == ""
+    assert reason((5, 4, 3), 1) == "by shape" and reason((), 1) == ""
+    assert reason((2, 3), 1, "complex64") == "no complex numbers"
+    assert settings.case_tolerance(case((2,), 0)) == (0.5, 0.0)
+    assert settings.case_tolerance(case((2,), 0, "float64")) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "problem"),
+    [
+        ('[[skip]]\noperator = "add"\nshape = "rank > 4"\nreason = "x"\n', 3, "no predicate"),
+        ('[[skip]]\nparameter = { dim = 0 }\nreason = "x"\n', 1, "no list of values"),
+        ('[[skip]]\nshape = "ndim > 4"\n', 1, "a skip without a reason"),
+    ],
+)
+def test_a_wrong_skip_is_refused(tmp_path: Path, text: str, line: int, problem: str) -> None:
+    with pytest.raises(ConformanceConfigError) as error:
+        configured(tmp_path, text)
+    assert error.value.line == line and problem in error.value.problem
+
+
+OLD = """
+import os
+from conformance.utils import Skip
+os.abort()
+device_configs = {
+    'batch_norm': dict(name=["batch_norm"], atol=1e-2, rtol_half=float("5e-2")),
+    'relu': dict(skip_all=True),
+    'cumsum': dict(
+        para=dict(dim=[Skip(-1), 0]),
+        tensor_para=dict(args=[
+            {"ins": ["input"], "dtype": [Skip(np.float64), Skip(Dtype.int64)],
+             "shape": [Skip((2, 0)), Skip(())]},
+        ]),
+    ),
+}
+"""
+
+
+def test_an_old_configuration_is_refused_and_converted(tmp_path: Path) -> None:
+    old = tmp_path / "device_configs.py"
+    old.write_text(OLD)
+    with pytest.raises(OldDeviceConfigError, match=f"convert-config {old} -o .*config.toml"):
+        found_in(tmp_path)
+    new = tmp_path / "device_config.toml"
+    assert run("convert-config", str(old), "-o", str(new))[0] == 0
+    found = Configuration.read(found_in(tmp_path))
+    assert [(t.operator, t.dtype, t.atol, t.rtol) for t in found.tolerances] == [
+        (r"(.*\.)?(batch_norm)", "", 0.01, 0.0),
+        (r"(.*\.)?(batch_norm)", "float16|bfloat16", 0.0, 0.05),
+    ]
+    assert [(s.operator[8:-1], dict(s.parameter), s.dtype, s.shape) for s in found.skips] == [
+        ("relu", {}, "", ""),
+        ("cumsum", {"dim": [-1]}, "", ""),
+        ("cumsum", {}, "float64", ""),
+        ("cumsum", {}, "int64", ""),
+        ("cumsum", {}, "", "[2, 0]"),
+        ("cumsum", {}, "", "[]"),
+    ]
+    assert found.skips[1].reason == "converted from device_configs.py, cumsum, line 9"
+
+
+def test_an_old_configuration_that_computes_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "device_configs.py"
+    path.write_text("device_configs = {\n'relu': dict(atol=__import__('os').getpid())}\n")
+    with pytest.raises(ConformanceConfigError, match="py:2: .*more than data"):
+        converted(path)

@@ -1,0 +1,322 @@
+"""The case suite's parts: case files, generators, reference data, verdicts, the command line."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from dicp.conformance.arguments import as_commands
+from dicp.conformance.case import Case, Operand, Saved, function, given_operand
+from dicp.conformance.case_files import case_entries, read_case_file
+from dicp.conformance.case_runs import CaseUnit, Runner, channels_last
+from dicp.conformance.codec import Decoder, Encoder, NotStorableError
+from dicp.conformance.judge import Judge
+from dicp.conformance.reference import OperatorData, computed, is_current, stored, write
+from dicp.conformance.sources import UnknownOperatorError, chosen
+from dicp.errors import CaseError, CaseFileError, ReferenceDataError
+from dicp.testing.evaluation import Results
+
+ENTRY = '[[case]]\nname = "x"\ncall = "torch.add"\ndtypes = ["float32"]\n'
+TWO = ENTRY + "[case.tensors.input]\nshape = [[2], [3]]\n[case.tensors.other]\nshape = [[1]]\n"
+
+
+def cases(tmp_path: Path, text: str) -> tuple[Case, ...]:
+    path = tmp_path / "chip.toml"
+    path.write_text(text)
+    read_case_file.cache_clear()
+    return read_case_file(path)[0].cases
+
+
+def drawn(spec: Operand) -> torch.Tensor:
+    return spec.draw(torch.Generator().manual_seed(0))
+
+
+def test_lists_zip_and_one_value_stands_for_all(tmp_path: Path) -> None:
+    text = TWO.replace('["float32"]', '["float32", "int64"]')
+    found = cases(tmp_path, text + "[case.parameters]\nalpha = [1, 2]\n")
+    assert [case.key for case in found] == ["float32-0", "float32-1", "int64-0", "int64-1"]
+    assert str(found[1]) == "torch.add(input=float32[3], other=float32[1], alpha=2)"
+    assert found[3].operands[0].dtype == "int64"
+
+
+def test_every_field_of_a_case(tmp_path: Path) -> None:
+    text = """
+[[case]]
+name = "x"
+call = "torch.add"
+dtypes = ["float32", "bfloat16"]
+tags = ["detection", "resnet50"]
+tolerance = { bfloat16 = [1e-2, 2e-2] }
+inplace = true
+random = true
+no_reference = true
+saved = { call = "torch.neg", given = ["input"], results = { other = 0 } }
+[case.tensors.0]
+shape = [[2, 3]]
+strides = [[0, 2]]
+dtype = "int32"
+gen = "randint(3, 4)"
+[case.tensors.input]
+value = [[[1.5, -2.0]]]
+[case.tensors.parts]
+stack = true
+shape = [[[2], [3, 4]]]
+grad = true
+[case.parameters]
+flag = [{ none = true }]
+dtype = [{ dtype = "float64" }]
+part = [{ slice = [0, 4, 2] }]
+"""
+    single, half = cases(tmp_path, text)
+    assert (single.tolerance, half.tolerance) == (None, (1e-2, 2e-2))
+    assert single.inplace and single.random and not single.reference
+    assert single.tags == ("detection", "resnet50")
+    assert single.saved == Saved("torch.neg", ("input",), {"other": 0})
+    (first,) = single.args
+    assert first == Operand((2, 3), "int32", (0, 2), "randint(3, 4)")
+    assert drawn(first).stride() == (0, 2) and drawn(first).eq(3).all()
+    assert single.kwargs["input"].value.tolist() == [[1.5, -2.0]]
+    parts = single.kwargs["parts"]
+    assert [part.shape for part in parts] == [(2,), (3, 4)] and all(part.grad for part in parts)
+    assert not any(single.flags)  # no gradients of what is written
+    assert single.kwargs["flag"] is None and single.kwargs["dtype"] is torch.float64
+    assert single.kwargs["part"] == slice(0, 4, 2)
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        (ENTRY + '[case.tensors.a]\nshape = [[2], [3]]\n[case.parameters]\nk = [1, 2, 3]\n',
+         "a.shape has 2 values, k has 3"),
+        (ENTRY + "[case.parameters]\nk = 1\n", "k = 1 is no list of values"),
+        (ENTRY + "[case.tensors.a]\nshape = [[2]]\nstrides = [[1, 1]]\n", "do not fit shape"),
+        (ENTRY + "[case.tensors.a]\nshape = [[-2]]\n", "[-2] is no list of sizes"),
+        (ENTRY + "[case.tensors.a]\ngen = 'randn'\n", "neither shape nor value"),
+        (ENTRY + "[case.tensors.a]\nshape = [[2]]\ngen = 'rand'\n", "Did you mean 'randn'?"),
+        (ENTRY + "[case.tensors.a]\nshape = [[2]]\ngen = 'uniform(__import__)'\n",
+         "unknown generator"),
+        (ENTRY + "[case.tensors.a]\nshap = [[2]]\n", "unknown field 'shap'. Did you mean 'shape'?"),
+        (ENTRY.replace("float32", "flaot32"), "unknown dtype 'flaot32'. Did you mean 'float32'?"),
+        (ENTRY.replace('call = "torch.add"', ""), "call is missing"),
+        ("case = 3 =", "it cannot be read"),
+    ],
+)  # fmt: skip
+def test_a_wrong_case_file_is_refused(tmp_path: Path, text: str, problem: str) -> None:
+    with pytest.raises(CaseFileError) as error:
+        cases(tmp_path, text)
+    assert problem in str(error.value) and str(tmp_path / "chip.toml") in str(error.value)
+
+
+@pytest.mark.parametrize("call", ["os.system", "torch.no_such", "torch", "builtins.eval", ""])
+def test_a_call_is_a_function_of_known_packages(call: str) -> None:
+    with pytest.raises(CaseError, match="unknown call"):
+        function(call)
+
+
+def test_a_call_may_be_in_a_module_that_its_package_hides() -> None:
+    assert function("torch.optim.adam.adam").__name__ == "adam"
+    assert function("torch.Tensor.add_") is torch.Tensor.add_
+
+
+def test_generators() -> None:
+    square = (6, 6)
+    assert drawn(Operand((2000,), "float32", None, "uniform(2, 3)")).aminmax() == pytest.approx(
+        (2.0, 3.0), abs=0.01
+    )
+    assert set(drawn(Operand((99,), "int64", None, "randint(-1, 2)")).tolist()) == {-1, 0, 1}
+    assert drawn(Operand((99,), "float16", None, "positive")).min() > 0
+    assert drawn(Operand((999,), "bool", None, "mask(0.25)")).double().mean() == pytest.approx(
+        0.25, abs=0.06
+    )
+    sym = drawn(Operand(square, "float64", None, "sym"))
+    assert torch.equal(sym, sym.mT)
+    assert torch.linalg.eigvalsh(drawn(Operand(square, "float64", None, "spd"))).min() > 0
+    assert drawn(Operand((3, 5), "int64", None, "perm")).sort(-1).values.eq(torch.arange(5)).all()
+    assert drawn(Operand((4,), "complex64")).imag.abs().min() > 0
+    x1, y1, x2, y2 = drawn(Operand((50, 4), "float32", None, "boxes(8)")).unbind(-1)
+    assert (x1 < x2).all() and (y1 < y2).all() and max(x2.max(), y2.max()) < 8
+    regions = drawn(Operand((50, 5), "float32", None, "regions(8, 3)"))
+    assert set(regions[:, 0].tolist()) == {0.0, 1.0, 2.0}
+    gapped = drawn(Operand((2, 3), "float32", (10, 2)))
+    assert gapped.stride() == (10, 2) and gapped.unique().numel() == 6
+
+
+def test_saved_arguments_are_results_of_the_forward_call() -> None:
+    entries = {entry.name: entry for entry in case_entries()}
+    case = entries["max_pool2d_backward"].cases[0].drawn()
+    grad, x, indices = (case.kwargs[name].value for name in ("grad_output", "self", "indices"))
+    _, expected = torch.nn.functional.max_pool2d(x, 2, return_indices=True)
+    assert torch.equal(indices, expected)
+    assert computed(case).eager.outputs[0].count_nonzero() == grad.count_nonzero()
+
+
+def test_values_and_their_tensors_survive_json() -> None:
+    values = {
+        "plain": [1, 2.5, "x", True, None, (3, [4])], "bad": [float("inf"), 1 + 2j],
+        "torch": [torch.float16, torch.channels_last, torch.strided, slice(1, None, 2), ...],
+        "tensors": [torch.randn(3, 4).t(), torch.ones(2, 1).expand(2, 3), torch.tensor(5),
+                    torch.randn(2, dtype=torch.complex64).conj(), torch.zeros(0, 3)],
+    }  # fmt: skip
+    encoder = Encoder("0")
+    form = json.loads(json.dumps(encoder.encode(values)))
+    back = Decoder(encoder.tensors).decode(form)
+    assert {k: v for k, v in back.items() if k != "tensors"} == {
+        k: v for k, v in values.items() if k != "tensors"
+    }
+    for mine, theirs in zip(back["tensors"], values["tensors"], strict=True):
+        assert torch.equal(mine, theirs) and mine.dtype == theirs.dtype
+        assert theirs.numel() == 0 or mine.stride() == theirs.stride()
+    for odd in (object(), torch.eye(2).to_sparse()):
+        with pytest.raises(NotStorableError):
+            encoder.encode(odd)
+
+
+ADD = Case(
+    "add", "float32-0", "torch.add", "float32",
+    (Operand((4, 6), "float32", (6, 1), grad=True), Operand((6,), "float32")), {"alpha": 2},
+)  # fmt: skip
+
+
+def test_reference_data_hold_what_eager_and_float64_give(tmp_path: Path) -> None:
+    inplace = replace(ADD, key="in", call="torch.Tensor.add_", inplace=True)
+    wrong = replace(ADD, key="wrong", args=())
+    written = write(tmp_path, "add", [ADD, inplace, wrong], "cpu", {"samples": 1})
+    assert written.cases == 2 and list(written.left_out.values()) == [1]
+    assert stored(tmp_path) == ["add"]
+    assert is_current(tmp_path, "add", {"samples": 1}) and not is_current(tmp_path, "add", {})
+    first, second = OperatorData.read(tmp_path, "add").references()
+    (x, y), words = first.case.arguments()
+    assert torch.equal(first.eager.outputs[0], torch.add(x, y, **words))
+    assert first.truth is not None and first.truth.outputs[0].dtype is torch.float64
+    assert torch.equal(first.truth.outputs[0], torch.add(x.double(), y.double(), alpha=2))
+    assert first.eager.grads[0].shape == (4, 6) and first.eager.grads[1] is None
+    (x, y), words = second.case.arguments()
+    assert torch.equal(second.eager.inputs[0], torch.add(x, y, **words))
+    assert torch.equal(second.eager.inputs[1], y)
+    from safetensors.torch import load_file
+
+    assert load_file(tmp_path / "add.safetensors")
+
+
+@pytest.mark.parametrize("file", ["add.safetensors", "add.json"])
+def test_damaged_data_are_refused(tmp_path: Path, file: str) -> None:
+    write(tmp_path, "add", [ADD], "cpu", {})
+    path = tmp_path / file
+    data = bytearray(path.read_bytes())
+    data[-20] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(ReferenceDataError, match=r"add\..*gen_data --fname add"):
+        OperatorData.read(tmp_path, "add")
+
+
+def test_data_of_another_version_are_refused(tmp_path: Path) -> None:
+    write(tmp_path, "add", [ADD], "cpu", {})
+    path = tmp_path / "add.json"
+    path.write_text(path.read_text().replace('"format": 1', '"format": 7'))
+    with pytest.raises(ReferenceDataError, match="has version 7, this release reads version 1"):
+        OperatorData.read(tmp_path, "add")
+
+
+def results(*outputs: Any) -> Results:
+    return Results(list(outputs), [], [], set())
+
+
+def test_one_wrong_element_fails_a_case() -> None:
+    exact = torch.linspace(1, 2, 100_000, dtype=torch.float64)
+    eager = exact.float()
+    got = eager.clone()
+    assert not Judge().verdict(results(got), results(eager), results(exact)).problem
+    got[77] += 3.1e-3
+    found = Judge((1e-5, 1e-5)).verdict(results(got), results(eager), results(exact))
+    assert found.problem.startswith("max abs error 0.0031 at (77,) (atol 1e-05, rtol 1e-05)")
+    assert found.index == (77,) and found.needed_atol == pytest.approx(3.1e-3, rel=0.01)
+
+
+def test_an_element_fails_by_either_rule() -> None:
+    exact = torch.tensor([1.0, 1000.0], dtype=torch.float64)
+    eager = exact.float()
+    loose, tight = Judge((1.0, 1.0)), Judge((1e-6, 1e-9))
+    beyond_float64_rule = results(torch.tensor([1.0, 1001.0]))
+    assert loose.verdict(beyond_float64_rule, results(eager), results(exact)).problem
+    beyond_tolerance = results(torch.tensor([1.0, 1000.0005]))
+    found = tight.verdict(beyond_tolerance, results(eager), results(exact)).problem
+    assert "max abs error 0.00049 at (1,)" in found and "what is allowed" not in found
+
+
+def test_nan_equals_nan_and_whole_numbers_are_exact() -> None:
+    odd = torch.tensor([float("nan"), float("inf"), 1.0])
+    assert not Judge().verdict(results(odd), results(odd.clone()), None).problem
+    assert Judge().verdict(results(odd.nan_to_num()), results(odd), None).problem
+    whole = torch.tensor([2, 3])
+    assert Judge((5.0, 5.0)).verdict(results(whole), results(whole + 1), None).problem
+    assert Judge().verdict(results(whole.int()), results(whole), None).problem
+    assert Judge().verdict(results(3), results(4), None).problem == "3, eager has 4"
+
+
+def test_random_results_are_compared_by_their_distribution() -> None:
+    gen = torch.Generator().manual_seed(0)
+    a, b = (torch.randn(4000, generator=gen) for _ in range(2))
+    judge = Judge(random=True)
+    assert not judge.verdict(results(a), results(b), None).problem
+    assert "another distribution" in judge.verdict(results(a * 1.5), results(b), None).problem
+    assert judge.verdict(results(a[:5]), results(b), None).problem
+
+
+def test_layouts_and_narrow_integers(tmp_path: Path) -> None:
+    image = torch.randn(2, 3, 4, 5)
+    assert channels_last(image).stride() == image.to(memory_format=torch.channels_last).stride()
+    assert channels_last(image[0]).stride() == (20, 1, 4)
+    index = Case("gather", "k", "torch.gather", "float32",
+                 (Operand((4, 3, 5), "float32"), 1, Operand((4, 2, 5), "int64", None,
+                                                           "randint(0, 3)")))  # fmt: skip
+    total = Case("sum", "k", "torch.sum", "int64", (Operand((4, 3), "int64", None, "randint"),))
+    unit = CaseUnit("", "run_test", "cpu", "", (), nhwc_min_dim=3, four_bytes=True)
+    seen: list[Any] = []
+
+    class Watched(Runner):
+        def _results(self, case: Case, group: list[Any]) -> Any:
+            seen.extend(v for v in group[0] if isinstance(v, torch.Tensor))
+            return super()._results(case, group)
+
+    assert Watched(unit).outcome(computed(total)).result == "passed"
+    assert Watched(unit).outcome(computed(index)).result == "passed"
+    assert [value.dtype for value in seen] == [torch.int32, torch.float32, torch.int32]
+    assert seen[1].stride() == (15, 1, 3)
+    left_out = Runner(replace(unit, filter_dtype=("float32",))).outcome(computed(index))
+    assert (left_out.result, left_out.reason) == ("skipped", "--filter_dtype float32")
+
+
+def test_names_and_patterns() -> None:
+    known = ["add", "mul", "mul_sum", "nn.functional.relu"]
+    assert chosen(["all_ops"], known) == known
+    assert chosen(["mul.*", "add"], known) == ["add", "mul", "mul_sum"]
+    assert chosen(["nn.*relu", "mul?sum"], known) == ["mul_sum", "nn.functional.relu"]
+    with pytest.raises(UnknownOperatorError, match="'mull'; the nearest is 'mul'"):
+        chosen(["mull"], known)
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ("--mode gen_data --fname add mul.* --data d",
+         "gen_data --fname add --fname mul.* --data d"),
+        ("--mode=test --filter_dtype float64 int64 --nhwc",
+         "run_test --filter_dtype float64 --filter_dtype int64 --nhwc"),
+        ("--fname add", "run_test --fname add"),
+        ("gen_data --fname add", "gen_data --fname add"),
+        ("torch-tests --device dipu", "torch-tests --device dipu"),
+        ("", "--help"),
+    ],
+)  # fmt: skip
+def test_both_forms_of_the_command_line(given: str, expected: str) -> None:
+    assert as_commands(given.split(), ["gen_data", "run_test", "torch-tests"]) == expected.split()
+
+
+def test_a_given_tensor_is_an_operand() -> None:
+    operand = given_operand(torch.randn(3, 2).t(), grad=True)
+    assert (operand.shape, operand.strides, operand.grad) == ((2, 3), (1, 2), True)
