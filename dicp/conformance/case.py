@@ -6,9 +6,10 @@ All sources of cases make these: case files, PyTorch's operator database, stored
 from __future__ import annotations
 
 import importlib
+import inspect
 import re
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
@@ -16,7 +17,7 @@ import torch
 from torch import Generator, Size, Tensor
 
 from dicp.errors import CaseError
-from dicp.torch_private import pytree
+from dicp.torch_private import pytree, schema_of
 
 ROOTS: Final = ("torch", "torchvision", "dicp")
 """The packages whose functions a case may call."""
@@ -190,6 +191,12 @@ class Case:
         return [leaf for leaf in leaves if isinstance(leaf, Operand)]
 
     @property
+    def named(self) -> dict[str, Any]:
+        """The arguments by the names of the function's parameters, as far as these are known."""
+        names = parameter_names(self.call, len(self.args), self.kwargs)
+        return dict(zip(names, self.args, strict=False)) | dict(self.kwargs)
+
+    @property
     def flags(self) -> list[bool]:
         """Which operands' gradients are compared."""
         return [operand.grad and not self.inplace for operand in self.operands]
@@ -260,6 +267,26 @@ def function(call: str) -> Callable[..., Any]:
     if not callable(found):
         raise CaseError(call, "call", ROOTS)
     return found  # type: ignore[no-any-return]
+
+
+def parameter_names(call: str, positional: int = 0, keywords: Collection[str] = ()) -> list[str]:
+    """The names of a function's parameters, from its signature or its schema; empty if unknown.
+
+    positional, keywords: of a call, which choose among the overloads of an operator.
+    """
+    dotted = f"torch.{call.removeprefix(DATABASE_CALL)}" if DATABASE_CALL in call else call
+    try:
+        return list(inspect.signature(function(dotted)).parameters)
+    except CaseError:
+        return []
+    except ValueError:  # of a builtin
+        packet = getattr(torch.ops.aten, dotted.rpartition(".")[2], None)
+    for overload in packet.overloads() if packet else ():
+        names = [argument.name for argument in schema_of(getattr(packet, overload)).arguments]
+        fits = len(names) >= positional and {*keywords} <= {*names, "input"}
+        if fits and "out" not in names:
+            return names
+    return []
 
 
 def _places(call: str) -> Iterator[tuple[Any, str]]:

@@ -24,7 +24,7 @@ tensors are one argument. `{ none = true }`, `{ dtype = "float32" }` and `{ slic
 values that TOML has no form for. Of the entry: `inplace` (it writes an operand), `random` (results
 are compared by distribution), `no_reference` (results have no values), and
 `saved = { call = "...", given = ["self"], results = { indices = 1 } }`: arguments that are results
-of a call which takes the arguments `given`.
+of a call which takes the arguments `given`. An operator may have several entries.
 """
 
 from __future__ import annotations

@@ -91,9 +91,13 @@ class Selection:
         dtypes = {case.dtype, *(operand.dtype for operand in case.operands)}
         return (
             (not self.dtype or any(re.fullmatch(self.dtype, dtype) for dtype in dtypes))
-            and all(case.kwargs.get(k, self) in given for k, given in self.parameter.items())
+            and self._has_parameters(case)
             and (not self.shape or any(_fits(self.shape, op.shape) for op in case.operands))
         )
+
+    def _has_parameters(self, case: Case) -> bool:
+        named = case.named if self.parameter else {}
+        return all(named.get(k, self) in given for k, given in self.parameter.items())
 
     def may_match(self, operator: str) -> bool:
         """Whether some test of an operator of the database may match."""

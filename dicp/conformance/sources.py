@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from fnmatch import translate
 from functools import cache
 from typing import Final
@@ -41,8 +42,9 @@ def operator_names() -> list[str]:
 def cases_of(operator: str, samples: int) -> Iterator[Case]:
     """The cases of an operator; `samples`: of each dtype, from the database, 0: all."""
     entries = file_entries().get(operator, [])
-    for entry in entries:
-        yield from entry.cases
+    for number, entry in enumerate(entries):
+        for case in entry.cases:
+            yield replace(case, key=f"{case.key}-{number}") if number else case
     if not entries:
         from dicp.conformance.database_cases import database_cases  # takes seconds
 

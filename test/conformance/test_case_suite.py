@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -11,15 +12,16 @@ import pytest
 import torch
 
 from dicp.conformance.arguments import as_commands
-from dicp.conformance.case import Case, Operand, Saved, function, given_operand
+from dicp.conformance.case import Case, Operand, Saved, function, given_operand, parameter_names
 from dicp.conformance.case_files import case_entries, read_case_file
 from dicp.conformance.case_runs import CaseUnit, Runner, channels_last
 from dicp.conformance.codec import Decoder, Encoder, NotStorableError
 from dicp.conformance.judge import Judge
 from dicp.conformance.reference import OperatorData, computed, is_current, stored, write
-from dicp.conformance.sources import UnknownOperatorError, chosen
+from dicp.conformance.sources import UnknownOperatorError, cases_of, chosen, file_entries
 from dicp.errors import CaseError, CaseFileError, ReferenceDataError
 from dicp.testing.evaluation import Results
+from dicp.torch_private import op_db
 
 ENTRY = '[[case]]\nname = "x"\ncall = "torch.add"\ndtypes = ["float32"]\n'
 TWO = ENTRY + "[case.tensors.input]\nshape = [[2], [3]]\n[case.tensors.other]\nshape = [[1]]\n"
@@ -317,6 +319,61 @@ def test_both_forms_of_the_command_line(given: str, expected: str) -> None:
     assert as_commands(given.split(), ["gen_data", "run_test", "torch-tests"]) == expected.split()
 
 
+def test_positional_arguments_have_the_names_of_parameters() -> None:
+    x = Operand((2, 3), "float32")
+    total = Case("sum", "k", "torch.sum", "float32", (x, 1), {"keepdim": True})
+    assert total.named == {"self": x, "dim": 1, "keepdim": True}
+    pool = Case("pool", "k", "torch.nn.functional.avg_pool2d", "float32", (x, 3))
+    assert pool.named["kernel_size"] == 3
+    dropout = Case("dropout", "k", "op_db:nn.functional.dropout", "float32", (x, 0.2))
+    assert dropout.named["p"] == 0.2
+
+
 def test_a_given_tensor_is_an_operand() -> None:
     operand = given_operand(torch.randn(3, 2).t(), grad=True)
     assert (operand.shape, operand.strides, operand.grad) == ((2, 3), (1, 2), True)
+
+
+IMPLEMENTATION = ("foreach", "fused", "capturable", "differentiable")
+NOT_VARIED = {
+    **dict.fromkeys(IMPLEMENTATION, "how it is computed, not what"),
+    **dict.fromkeys(("grad_scale", "found_inf"), "of fused steps on GPUs"),
+    **dict.fromkeys(("has_complex", "has_sparse_grad"), "what the tensors are"),
+    **dict.fromkeys(("size_average", "reduce"), "deprecated, in favour of reduction"),
+    "dropout_p": "random in one operand of many",
+    "generator": "no value",
+}
+"""Parameters that need no second value, and why."""
+
+
+@pytest.mark.parametrize("name", sorted(file_entries()))
+def test_every_parameter_takes_two_values(name: str) -> None:
+    entries = file_entries()[name]
+    found = list(cases_of(name, 0))
+    assert len({case.key for case in found}) == len(found)
+    given = {
+        parameter: {str(case.kwargs.get(parameter)) for case in found}
+        for parameter in parameter_names(entries[0].call)
+        if parameter not in ("self", "input", "args", "kwargs") and parameter not in NOT_VARIED
+    }
+    assert [parameter for parameter, values in given.items() if len(values) < 2] == []
+    assert len({tuple(operand.shape for operand in case.operands) for case in found}) > 1
+
+
+def test_names_of_case_files_are_not_of_the_database() -> None:
+    """A name has one source, so that `--fname` need not import the database for files' names."""
+    assert not {op.name for op in op_db} & set(file_entries())
+
+
+def test_cases_of_the_database() -> None:
+    found = {case.key: case for case in cases_of("add", 2)}
+    case = found["float32-1"]
+    assert (case.call, case.flags) == ("torch.add", [True, True])
+    assert found["float32-inplace"].call == "torch.Tensor.add_" and "int64-1" in found
+    assert found["int64-1"].flags == [False, False]
+    assert computed(case).truth is not None
+    dropout = list(itertools.islice(cases_of("nn.functional.dropout", 3), 3))
+    assert dropout[0].call == "op_db:nn.functional.dropout"
+    assert any(computed(case).case.random for case in dropout)
+    (svd, *_) = cases_of("linalg.svd", 1)
+    assert svd.call == "torch.linalg.svd" and not any(svd.flags)  # signs may be chosen
