@@ -53,7 +53,7 @@ class Judge:
 
     def verdict(self, got: Results, eager: Results, truth: Results | None) -> Verdict:
         """The worst verdict of all results: outputs, inputs after the call, gradients."""
-        found = Verdict()
+        verdicts = []
         loose = replace(self, strides=False)
         kinds = (
             ("output", self, got.outputs, eager.outputs, truth.outputs if truth else ()),
@@ -67,7 +67,8 @@ class Judge:
                 one = judge.one(a, b, real[k] if k < len(real) else None)
                 if one.problem and (kind, k) != ("output", 0):
                     one = replace(one, problem=f"{kind} {k}: {one.problem}")
-                found = max(found, one, key=lambda v: (bool(v.problem), v.max_error))
+                verdicts.append(one)
+        found = max(verdicts, key=lambda v: (bool(v.problem), v.max_error), default=Verdict())
         if not found.problem and got.shared != eager.shared:
             return replace(
                 found, problem=f"results share memory as {got.shared}, eager's as {eager.shared}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -14,9 +15,10 @@ from typer.testing import CliRunner
 from dicp.conformance.__main__ import app
 from dicp.conformance.arguments import as_commands
 from dicp.conformance.case import Case, Operand
+from dicp.conformance.case_runs import CaseUnit, Runner
 from dicp.conformance.configuration import Configuration, found_in
 from dicp.conformance.convert import converted
-from dicp.conformance.reference import write
+from dicp.conformance.reference import computed, write
 from dicp.errors import (
     ConformanceConfigError,
     DicpError,
@@ -146,6 +148,26 @@ def test_a_backend_from_case_file_to_report(tmp_path: Path) -> None:
         assert row["decision"] == decision or row["decision"] == "decomposed"
     assert rows["aten.nonzero.default"]["decision"] == "eager"
     assert "nonzero" in (tmp_path / "coverage.html").read_text()
+
+
+def test_a_skip_whose_case_passes_fails_under_strict(tmp_path: Path) -> None:
+    config = tmp_path / "device_config.toml"
+    config.write_text('[[skip]]\noperator = ".*"\nreason = "as it was"\n')
+    right = computed(unary("neg"))
+    wrong = replace(right, case=replace(right.case, call="torch.exp"))
+    unit = CaseUnit("", "run_test", "cpu", "", (), config=str(config))
+    lenient, strict = Runner(unit), Runner(replace(unit, strict=True))
+    assert lenient.outcome(right).result == "skipped"
+    assert strict.outcome(right).reason == "it passes, and is skipped: as it was"
+    assert strict.outcome(right).result == "failed"
+    assert (strict.outcome(wrong).result, strict.outcome(wrong).reason) == ("skipped", "as it was")
+
+
+def test_an_error_of_the_device_is_a_failed_case() -> None:
+    reference = computed(unary("neg"))
+    broken = replace(reference, case=replace(reference.case, call="torch.chunk"))
+    found = Runner(CaseUnit("", "run_test", "cpu", "", ())).outcome(broken)
+    assert found.result == "failed" and "here is an error: TypeError" in found.reason
 
 
 def test_what_is_missing_or_unknown_is_named(tmp_path: Path) -> None:
