@@ -229,6 +229,8 @@ class Target(abc.ABC):
     facts: Facts
     priority: int = 0
     """Of several targets for a device type, backend="dicp" takes the one of highest priority."""
+    platform: str = ""
+    """What flags of per-operator checks call the hardware (`--PLATFORM`); empty: they have none."""
     limits: Sequence[str] = ()
     """How the reasons begin for which calls stay eager that nothing of the vendor's could compute:
     its hardware lacks the dtype, or its library the operator."""
@@ -386,7 +388,8 @@ def find_target(name: str) -> Target:
 
 
 _EXPECTED: dict[str, type] = {
-    "name": str, "device_type": str, "facts": Facts, "priority": int, "options": Sequence,
+    "name": str, "device_type": str, "facts": Facts, "priority": int, "platform": str,
+    "options": Sequence,
 }  # fmt: skip
 _FACTS = get_type_hints(Facts)
 _MEMBERS = {

@@ -64,6 +64,7 @@ class AscendTarget(SdkTarget[Toolchain, Driver]):
     name = "ascend"
     sdk = "CANN"
     device_type = "npu"
+    platform = "ascend"
     facts = Facts(
         dtypes=frozenset(DTYPES),
         symbolic_shapes=True,

@@ -107,6 +107,7 @@ class CpuTarget(LoopTarget):
 
     name = "cpu"
     device_type = "cpu"
+    platform = "cpu"
     facts = Facts(
         dtypes=DTYPES,
         symbolic_shapes=True,

@@ -47,6 +47,7 @@ class MacaTarget(GpuTarget):
 
     name = "maca"
     device_type = "cuda"
+    platform = "metax"
     facts = gpu_facts(device_type, DTYPES)
     lowering = MacaLowering
     options = (*SIMULATOR_OPTIONS, *DEVICE_OPTIONS)

@@ -42,6 +42,7 @@ class TopsTarget(SdkTarget[Toolchain, Driver]):
     name = "tops"
     sdk = "TopsRider"
     device_type = "gcu"
+    platform = "tops"
     facts = Facts(
         dtypes=frozenset(DTYPES),
         symbolic_shapes=False,

@@ -52,6 +52,7 @@ class TritonTarget(GpuTarget):
 
     name = "triton"
     device_type = "cuda"
+    platform = "nvidia"
     facts = gpu_facts(device_type, frozenset(ELEMENT))
     lowering = TritonLowering
     bakes_lines = True

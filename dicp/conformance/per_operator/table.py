@@ -1,4 +1,4 @@
-"""The operators of the scripts in this folder: what they compute, and their cases."""
+"""The operators: what they compute, and their cases."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from runner import Case, Operand, Operator
 from torch import Tensor
+
+from dicp.conformance.per_operator.cases import Case, Operand, Operator, output_gradient
 
 INT = torch.int64
 
@@ -38,12 +39,16 @@ ALONE = tuple(
 ROWS = (of((3, 5)), of((32, 512)), Case((Operand((4, 20, 64), (1920, 96, 1)),)))
 
 
-def clip(x: Tensor, low: float = -0.5, high: float = 0.5) -> Tensor:
-    return x.clamp(low, high)
+def clip(x: Tensor, min_val: float = -0.5, max_val: float = 0.5) -> Tensor:
+    return x.clamp(min_val, max_val)
 
 
-def swiglu(x: Tensor, gate: Tensor) -> Tensor:
-    return x * F.silu(gate)
+def leaky_relu(x: Tensor, negative_slope: float = 0.01) -> Tensor:
+    return F.leaky_relu(x, negative_slope)
+
+
+def swiglu(a: Tensor, b: Tensor) -> Tensor:
+    return a * F.silu(b)
 
 
 def silu_and_mul(x: Tensor) -> Tensor:
@@ -72,6 +77,18 @@ def layer_norm(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 
 def batch_norm(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     return F.batch_norm(x, None, None, weight, bias, training=True)
+
+
+def cross_entropy(x: Tensor, target: Tensor) -> Tensor:
+    return F.cross_entropy(x, target)
+
+
+def linear(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
+    return F.linear(x, w, b)
+
+
+def conv(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
+    return F.conv2d(x, w, b)
 
 
 def gemm(a: Tensor, b: Tensor, c: Tensor, alpha: float = 1.0, beta: float = 0.0) -> Tensor:
@@ -135,8 +152,46 @@ def quantized_matmul(x: Tensor, weight: Tensor, scale: Tensor) -> Tensor:
     return x @ (weight.to(x.dtype) * scale.abs())
 
 
-def max_pool(x: Tensor) -> Tensor:
-    return F.max_pool2d(x, 3, 2, 1)
+def max_pool(input: Tensor) -> Tensor:
+    return F.max_pool2d(input, 3, 2, 1)
+
+
+def saved_by_layer_norm(x: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, ...]:
+    y, mean, rstd = torch.native_layer_norm(x, x.shape[-1:], weight, bias, 1e-5)
+    return x, weight, bias, mean, rstd, output_gradient(y)
+
+
+def layer_norm_gradients(
+    input: Tensor, weight: Tensor, bias: Tensor, mean: Tensor, rstd: Tensor, grad_output: Tensor
+) -> tuple[Tensor, ...]:
+    size = input.shape[-1:]
+    return torch.ops.aten.native_layer_norm_backward(
+        grad_output, input, size, mean, rstd, weight, bias, [True] * 3
+    )
+
+
+def saved_by_batch_norm(x: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, ...]:
+    y, mean, invstd = torch.native_batch_norm(x, weight, bias, None, None, True, 0.1, 1e-5)
+    return x, weight, mean, invstd, output_gradient(y)
+
+
+def batch_norm_gradients(
+    input: Tensor, weight: Tensor, save_mean: Tensor, save_invstd: Tensor, grad_output: Tensor
+) -> tuple[Tensor, ...]:
+    return torch.ops.aten.native_batch_norm_backward(
+        grad_output, input, weight, None, None, save_mean, save_invstd, True, 1e-5, [True] * 3
+    )
+
+
+def saved_by_max_pool(x: Tensor) -> tuple[Tensor, ...]:
+    y, indices = F.max_pool2d(x, 3, 2, 1, return_indices=True)
+    return x, indices, output_gradient(y)
+
+
+def max_pool_gradient(input: Tensor, indices: Tensor, grad_output: Tensor) -> Tensor:
+    return torch.ops.aten.max_pool2d_with_indices_backward(
+        grad_output, input, [3, 3], [2, 2], [1, 1], [1, 1], False, indices
+    )
 
 
 NORMED = tuple(
@@ -157,38 +212,41 @@ HEADS = (
     of((2, 4, 16, 32), (2, 4, 16, 32), (2, 4, 16, 32)),
     of((1, 2, 33, 64), (1, 2, 33, 64), (1, 2, 33, 64)),
 )
+IMAGES = (of((2, 3, 8, 8)), of((1, 4, 9, 7)))
 WEIGHTED = tuple(Case(case.operands[:2]) for case in NORMED)
 
-OPERATORS = {
-    "add": Operator(torch.add, PAIRS),
-    "sub": Operator(torch.sub, PAIRS),
-    "mul": Operator(torch.mul, PAIRS),
-    "swiglu": Operator(swiglu, PAIRS),
+OPERATORS: dict[str, Operator] = {
+    "add": Operator(lambda a, b: torch.add(a, b), PAIRS, outputs=("c",)),
+    "sub": Operator(lambda a, b: torch.sub(a, b), PAIRS, outputs=("c",)),
+    "mul": Operator(lambda a, b: torch.mul(a, b), PAIRS, outputs=("c",)),
+    "swiglu": Operator(swiglu, PAIRS, outputs=("c",)),
     "clip": Operator(clip, ALONE),
-    "relu": Operator(F.relu, ALONE),
-    "leaky_relu": Operator(F.leaky_relu, ALONE),
-    "gelu": Operator(F.gelu, ALONE),
-    "silu": Operator(F.silu, ALONE),
-    "sigmoid": Operator(torch.sigmoid, ALONE),
+    "relu": Operator(lambda x: F.relu(x), ALONE),
+    "leaky_relu": Operator(leaky_relu, ALONE),
+    "gelu": Operator(lambda x: F.gelu(x), ALONE),
+    "silu": Operator(lambda x: F.silu(x), ALONE),
+    "sigmoid": Operator(lambda x: torch.sigmoid(x), ALONE),
     "silu_and_mul": Operator(silu_and_mul, (of((5, 8)), of((4, 7, 256)))),
     "softmax": Operator(lambda x: x.softmax(-1), ROWS),
     "logsoftmax": Operator(lambda x: x.log_softmax(-1), ROWS),
     "causal_softmax": Operator(causal_softmax, (of((4, 20, 20)), of((3, 7, 33)))),
     "rms_norm": Operator(rms_norm, WEIGHTED),
     "add_rms_norm": Operator(
-        add_rms_norm, (of((16, 96), (16, 96), (96,)), of((2, 3, 64), (2, 3, 64), (64,)))
+        add_rms_norm,
+        (of((16, 96), (16, 96), (96,)), of((2, 3, 64), (2, 3, 64), (64,))),
+        outputs=("y", "total"),
     ),
     "layer_norm": Operator(layer_norm, NORMED),
     "layer_norm_backward": Operator(layer_norm, NORMED, gradients=(0, 1, 2)),
     "batch_norm": Operator(batch_norm, CHANNELS),
     "batch_norm_backward": Operator(batch_norm, CHANNELS, ("f32",), gradients=(0, 1, 2)),
-    "cross_entropy_loss": Operator(F.cross_entropy, SCORES),
-    "cross_entropy_loss_backward": Operator(F.cross_entropy, SCORES, gradients=(0,)),
+    "cross_entropy_loss": Operator(cross_entropy, SCORES),
+    "cross_entropy_loss_backward": Operator(cross_entropy, SCORES, gradients=(0,)),
     "gemm": Operator(gemm, PRODUCTS),
-    "linear": Operator(F.linear, LINEAR),
-    "linear_backward": Operator(F.linear, LINEAR, gradients=(0, 1, 2)),
-    "conv": Operator(F.conv2d, (of((2, 3, 9, 9), (4, 3, 3, 3), (4,)),), ("f32",)),
-    "maxpool_backward": Operator(max_pool, (of((2, 3, 8, 8)), of((1, 4, 9, 7))), gradients=(0,)),
+    "linear": Operator(linear, LINEAR),
+    "linear_backward": Operator(linear, LINEAR, gradients=(0, 1, 2)),
+    "conv": Operator(conv, (of((2, 3, 9, 9), (4, 3, 3, 3), (4,)),), ("f32",)),
+    "maxpool_backward": Operator(max_pool, IMAGES, gradients=(0,)),
     "rearrange": Operator(rearrange, (of((3, 50)), of((2, 33, 70)))),
     "rope": Operator(rope, (of((7, 4, 64), (7, 1, 32), (7, 1, 32)),)),
     "index_copy_inplace": Operator(
@@ -205,10 +263,24 @@ OPERATORS = {
         (Case((Operand((2, 16)), *[Operand((6, 4, 2, 16))] * 2, integers((3,), 6, True))),),
     ),
     "kv_caching": Operator(kv_caching, (of((2, 16, 8), (2, 4, 8)),)),
-    "topk_softmax": Operator(topk_softmax, (of((6, 16)),), ("f32",)),
+    "topk_softmax": Operator(topk_softmax, (of((6, 16)),), ("f32",), outputs=("values", "indices")),
     "fused_moe": Operator(fused_moe, (of((5, 16), (16, 4), (4, 16, 24), (4, 24, 16)),)),
     "quantized_matmul": Operator(
         quantized_matmul,
         (Case((Operand((5, 32)), Operand((32, 8), None, torch.int8, 100), Operand((8,)))),),
     ),
 }
+
+GRADIENTS = ("grad_input", "grad_weight", "grad_bias")
+BY_FORMULA: dict[str, Operator] = {
+    "layer_norm_backward": Operator(
+        layer_norm_gradients, NORMED, prepare=saved_by_layer_norm, outputs=GRADIENTS
+    ),
+    "batch_norm_backward": Operator(
+        batch_norm_gradients, CHANNELS, ("f32",), prepare=saved_by_batch_norm, outputs=GRADIENTS
+    ),
+    "maxpool_backward": Operator(
+        max_pool_gradient, IMAGES, prepare=saved_by_max_pool, outputs=("grad_input",)
+    ),
+}
+"""Gradients of `OPERATORS` by formula, from what the forward pass saves."""
