@@ -12,6 +12,7 @@ import typer
 from dicp.conformance.arguments import as_commands
 from dicp.conformance.case_commands import add_commands, check_names
 from dicp.conformance.configuration import Configuration
+from dicp.conformance.gguf_commands import app as gguf_app
 from dicp.conformance.plan import plan_of
 from dicp.conformance.processes import run
 from dicp.conformance.rows import FAILURES, Row, read_rows, summary, table, totals
@@ -25,6 +26,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+app.add_typer(gguf_app, name="gguf")
 
 
 @app.callback()

@@ -26,6 +26,7 @@ from dicp.errors import (
     DicpError,
     DicpWarning,
     DumpFolderError,
+    GgufFileError,
     GraphRejectedError,
     HostMemoryError,
     IndexOutOfBoundsError,
@@ -35,6 +36,7 @@ from dicp.errors import (
     IntegerDivisionByZeroError,
     InvalidTargetError,
     LaunchError,
+    MissingPackageError,
     MixedDevicesError,
     ModelMismatchError,
     NarrowingError,
@@ -267,6 +269,16 @@ CASES: list[tuple[DicpError, str]] = [
         OldDeviceConfigError(Path("device_configs.py"), Path("device_config.toml")),
         "device_configs.py is a configuration in Python, which is not run. Convert it: `python -m "
         "dicp.conformance convert-config device_configs.py -o device_config.toml`.",
+    ),
+    (
+        GgufFileError(Path("a.gguf"), "tensor 'ans' is missing", 2),
+        "a.gguf: case 2: tensor 'ans' is missing. `python -m dicp.conformance gguf write OPERATOR "
+        "-o FILE` writes a case file.",
+    ),
+    (
+        MissingPackageError("gguf", "GGUF case files", "gguf"),
+        "GGUF case files need the package 'gguf', which is not installed: pip install gguf, or "
+        "pip install 'dicp[gguf]'.",
     ),
     (
         TestFileError("test_a.py", ""),
