@@ -10,14 +10,21 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from dicp.testing.accuracy import InDouble, errors, named_tensors, to_double
+from dicp.testing.accuracy import Error, errors
+from dicp.testing.model_errors import (
+    LossOf,
+    MakeOptimizer,
+    inference_errors,
+    no_recompile,
+    sgd,
+    training_errors,
+)
 from dicp.torch_private import pytree
 
 
@@ -25,9 +32,14 @@ def check_tensors(
     compiled: Mapping[str, Tensor], eager: Mapping[str, Tensor], reference: Mapping[str, Tensor]
 ) -> None:
     """Apply the fp64 rule to tensors of one kind; their largest value sets the common floor."""
-    wrong = [error for error in errors(compiled, eager, reference) if not error.ok]
+    check_errors(errors(compiled, eager, reference))
+
+
+def check_errors(found: Sequence[Error]) -> None:
+    """Raise AssertionError with what is beyond the rule."""
+    wrong = [error for error in found if not error.ok]
     lines = "\n".join(str(error) for error in wrong[:20])
-    assert not wrong, f"{len(wrong)} errors in {len(reference)} tensors:\n{lines}"
+    assert not wrong, f"{len(wrong)} errors in {len({e.name for e in found})} tensors:\n{lines}"
 
 
 def _mark_common_sizes_static(tensors: Sequence[Tensor]) -> None:
@@ -35,18 +47,6 @@ def _mark_common_sizes_static(tensors: Sequence[Tensor]) -> None:
         if len(set(sizes)) == 1:
             for tensor in tensors:
                 torch._dynamo.mark_static(tensor, dimension)
-
-
-@dataclass(frozen=True)
-class Trained:
-    """What a training run leaves behind."""
-
-    losses: dict[str, Tensor]
-    gradients: dict[str, Tensor]
-    state: dict[str, Tensor]
-
-
-LossOf = Callable[[nn.Module, Any], Tensor]
 
 
 @dataclass(frozen=True)
@@ -84,16 +84,9 @@ class AgainstEager:
         self.put(model).eval()
         double = copy.deepcopy(model).double()
         compiled = self.compile(model)
-        with torch.no_grad():
-            for index, batch in enumerate(self.shapes(*self.put([*batches]))):
-                with InDouble():
-                    reference = named_tensors(double(**to_double(batch)))
-                eager = named_tensors(model(**batch))
-                with no_recompile(index > 0):
-                    got = named_tensors(compiled(**batch))
-                check_tensors(got, eager, reference)
-                strides = {name: t.stride() for name, t in got.items()}
-                assert strides == {name: t.stride() for name, t in eager.items()}
+        for index, batch in enumerate(self.shapes(*self.put([*batches]))):
+            with no_recompile(index > 0):
+                check_errors(inference_errors(model, double, compiled, batch))
 
     def training(
         self,
@@ -101,7 +94,7 @@ class AgainstEager:
         loss_of: LossOf,
         batch_of: Callable[[int], Any],
         steps: int = 2,
-        optimizer: Callable[[Any], torch.optim.Optimizer] | None = None,
+        optimizer: MakeOptimizer = sgd,
     ) -> None:
         """Compare every loss, the last gradients and the final state after some optimizer steps.
 
@@ -110,40 +103,5 @@ class AgainstEager:
         grow = 1 if self.dynamic else 0
         batches = [self.put(batch_of(2 + grow * step)) for step in range(steps)]
         self.put(model).train()
-        make = optimizer or (lambda parameters: torch.optim.SGD(parameters, lr=1e-2))
-        compiled_model, double = copy.deepcopy(model), copy.deepcopy(model).double()
-        with InDouble():
-            reference = train(double, loss_of, to_double(batches), make)
-        eager = train(model, loss_of, batches, make)
         self.shapes(*batches)
-        got = train(compiled_model, self.compile(loss_of), batches, make, steady=True)
-        check_tensors(got.losses, eager.losses, reference.losses)
-        check_tensors(got.gradients, eager.gradients, reference.gradients)
-        check_tensors(got.state, eager.state, reference.state)
-
-
-def train(
-    model: nn.Module,
-    loss_of: LossOf,
-    batches: Sequence[Any],
-    make_optimizer: Callable[[Any], torch.optim.Optimizer],
-    steady: bool = False,
-) -> Trained:
-    """One optimizer step per batch; with `steady`, compiling again after the first is an error."""
-    trainable = {name: p for name, p in model.named_parameters() if p.requires_grad}
-    optimizer = make_optimizer(list(trainable.values()))
-    losses, gradients = {}, {}
-    for step, batch in enumerate(batches):
-        with no_recompile(steady and step > 0):
-            loss = loss_of(model, batch)
-        loss.backward()
-        losses[f"step {step}"] = loss.detach()
-        gradients = {n: p.grad.clone() for n, p in trainable.items() if p.grad is not None}
-        optimizer.step()
-        optimizer.zero_grad()
-    return Trained(losses, gradients, dict(model.state_dict()))
-
-
-def no_recompile(wanted: bool) -> Any:
-    """A context in which compiling again is an error."""
-    return torch.compiler.set_stance("fail_on_recompile") if wanted else nullcontext()
+        check_errors(training_errors(model, loss_of, self.compile(loss_of), batches, optimizer))
