@@ -234,6 +234,8 @@ class Target(abc.ABC):
     limits: Sequence[str] = ()
     """How the reasons begin for which calls stay eager that nothing of the vendor's could compute:
     its hardware lacks the dtype, or its library the operator."""
+    chips: Sequence[str] = ()
+    """What the chips are called that its programs run on, for the headings of tables."""
     options: Sequence[Option] = ()
     """Options of this target's own, made by `dicp.config.vendor_option`; their values are in
     `Config.vendor`."""
@@ -389,7 +391,7 @@ def find_target(name: str) -> Target:
 
 _EXPECTED: dict[str, type] = {
     "name": str, "device_type": str, "facts": Facts, "priority": int, "platform": str,
-    "options": Sequence,
+    "options": Sequence, "chips": Sequence,
 }  # fmt: skip
 _FACTS = get_type_hints(Facts)
 _MEMBERS = {

@@ -13,6 +13,7 @@ from dicp.conformance.arguments import as_commands
 from dicp.conformance.case_commands import add_commands, check_names
 from dicp.conformance.configuration import Configuration
 from dicp.conformance.gguf_commands import app as gguf_app
+from dicp.conformance.model_commands import models
 from dicp.conformance.plan import plan_of
 from dicp.conformance.processes import run
 from dicp.conformance.rows import FAILURES, Row, read_rows, summary, table, totals
@@ -81,6 +82,7 @@ def torch_tests(
 
 
 add_commands(app)
+app.command("models")(models)
 
 
 def main() -> None:

@@ -108,9 +108,9 @@ class _UnitRun:
                 status = process.wait()
             if complete:
                 return ""
-            how = how or f"the process ended {_status(status)}"
+            how = how or f"the process ended {exit_text(status)}"
             errors.seek(0)
-            said = _fatal_error_text(errors.read())
+            said = fatal_error_text(errors.read())
             how = f"{how}\n{said}" if said else how
             if running is not None:
                 self._row(running, "crashed", how, self.test_seconds if "hangs" in how else 0.0)
@@ -166,13 +166,13 @@ def _listen(stdout: IO[str], told: queue.Queue[Any]) -> None:
     told.put(None)
 
 
-def _fatal_error_text(stderr: str) -> str:
+def fatal_error_text(stderr: str) -> str:
     """What Python says of a fatal error, the stack first; else the end."""
     _, fatal, stack = stderr.rpartition("Fatal Python error")
     return (fatal + stack[:STDERR_CHARACTERS] if fatal else stderr[-STDERR_CHARACTERS:]).strip()
 
 
-def _status(status: int) -> str:
+def exit_text(status: int) -> str:
     if status >= 0:
         return f"with exit status {status}"
     return f"by signal {signal.Signals(-status).name}"

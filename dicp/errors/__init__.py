@@ -7,6 +7,7 @@ classes of this package.
 
 from dicp.errors.base import *
 from dicp.errors.compilation import *
+from dicp.errors.conformance import *
 from dicp.errors.execution import *
 from dicp.errors.gguf import *
 from dicp.errors.setup import *

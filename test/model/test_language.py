@@ -5,16 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from transformers import (
-    BertConfig,
-    BertForMaskedLM,
-    GPT2Config,
-    GPT2LMHeadModel,
-    T5Config,
-    T5ForConditionalGeneration,
-)
+from transformers import T5Config, T5ForConditionalGeneration
 
-VOCABULARY = 199
+from dicp.conformance.families import VOCABULARY, bert, gpt2
 
 
 def tokens(batch: int, length: int) -> torch.Tensor:
@@ -36,39 +29,6 @@ def with_labels(batch: dict[str, Any]) -> dict[str, Any]:
 
 def loss_of(model: torch.nn.Module, batch: dict[str, Any]) -> torch.Tensor:
     return model(**batch).loss
-
-
-def bert() -> BertForMaskedLM:
-    return BertForMaskedLM(
-        BertConfig(
-            vocab_size=VOCABULARY,
-            hidden_size=64,
-            num_hidden_layers=2,
-            num_attention_heads=4,
-            intermediate_size=128,
-            max_position_embeddings=64,
-            hidden_dropout_prob=0.0,
-            attention_probs_dropout_prob=0.0,
-        )
-    )
-
-
-def gpt2() -> GPT2LMHeadModel:
-    model = GPT2LMHeadModel(
-        GPT2Config(
-            vocab_size=VOCABULARY,
-            n_positions=64,
-            n_embd=64,
-            n_layer=2,
-            n_head=4,
-            resid_pdrop=0.0,
-            embd_pdrop=0.0,
-            attn_pdrop=0.0,
-            use_cache=False,
-        )
-    )
-    model.loss_type = "ForCausalLM"  # not derived from this class's name; unset, it logs a warning
-    return model
 
 
 def t5() -> T5ForConditionalGeneration:

@@ -65,6 +65,7 @@ class AscendTarget(SdkTarget[Toolchain, Driver]):
     sdk = "CANN"
     device_type = "npu"
     platform = "ascend"
+    chips = ("Ascend A2", "Ascend A3")
     facts = Facts(
         dtypes=frozenset(DTYPES),
         symbolic_shapes=True,

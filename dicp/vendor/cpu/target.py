@@ -108,6 +108,7 @@ class CpuTarget(LoopTarget):
     name = "cpu"
     device_type = "cpu"
     platform = "cpu"
+    chips = ("host CPU",)
     facts = Facts(
         dtypes=DTYPES,
         symbolic_shapes=True,

@@ -48,6 +48,7 @@ class MacaTarget(GpuTarget):
     name = "maca"
     device_type = "cuda"
     platform = "metax"
+    chips = ("MetaX C500",)
     facts = gpu_facts(device_type, DTYPES)
     lowering = MacaLowering
     options = (*SIMULATOR_OPTIONS, *DEVICE_OPTIONS)

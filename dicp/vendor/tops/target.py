@@ -43,6 +43,7 @@ class TopsTarget(SdkTarget[Toolchain, Driver]):
     sdk = "TopsRider"
     device_type = "gcu"
     platform = "tops"
+    chips = ("Enflame",)
     facts = Facts(
         dtypes=frozenset(DTYPES),
         symbolic_shapes=False,

@@ -53,6 +53,7 @@ class TritonTarget(GpuTarget):
     name = "triton"
     device_type = "cuda"
     platform = "nvidia"
+    chips = ("NVIDIA",)
     facts = gpu_facts(device_type, frozenset(ELEMENT))
     lowering = TritonLowering
     bakes_lines = True
