@@ -53,9 +53,10 @@ CASES = {
     "positions": (lambda x, y: x + torch.arange(x.shape[1]) + torch.linspace(0, 1, 8), None),
     "sort": (lambda x, y: torch.sort(x * 2)[0] + 1, 1),
 }
+STATIC_TOO = ("pointwise", "softmax", "matmul")  # the packages' own tests have static shapes
 for name in sys.argv[1:]:
     for case, (fn, eager) in CASES.items():
-        for dynamic in (False, True):
+        for dynamic in (False, True) if case in STATIC_TOO else (True,):
             torch.compiler.reset()
             backend = Backend(name)
             compiled = torch.compile(fn, backend=backend, dynamic=dynamic)
