@@ -15,6 +15,7 @@ from dicp.conformance.case_reports import write_reports
 from dicp.conformance.case_runs import CaseUnit
 from dicp.conformance.configuration import FILE, found_in
 from dicp.conformance.convert import converted
+from dicp.conformance.convert_cases import converted_cases
 from dicp.conformance.coverage import DECISIONS, coverage_of, write_coverage
 from dicp.conformance.names import DTYPES, EAGER_DEVICE
 from dicp.conformance.rows import FAILURES, RESULTS, Row
@@ -64,6 +65,7 @@ def add_commands(app: typer.Typer) -> None:
     app.command("gen_data")(gen_data)
     app.command("run_test")(run_test)
     app.command("convert-config")(convert_config)
+    app.command("convert-cases")(convert_cases)
     app.command("coverage")(coverage)
     app.command("list")(list_operators)
 
@@ -75,6 +77,9 @@ def gen_data(
     samples: Annotated[
         int, typer.Option(min=0, help="Cases of each dtype from PyTorch's database; 0: all.")
     ] = 4,
+    cases: Annotated[
+        Path | None, typer.Option(help="A folder of case files besides dicp's own.")
+    ] = None,
     jobs: Jobs = 1,
     case_seconds: Seconds = 600.0,
 ) -> None:
@@ -82,7 +87,8 @@ def gen_data(
 
     Data that are there are kept; what is missing is added.
     """
-    unit = CaseUnit("", "gen_data", device, str(data), (), samples=samples)
+    folder = str(cases.resolve()) if cases else ""
+    unit = CaseUnit("", "gen_data", device, str(data), (), samples=samples, cases=folder)
     log = logger()
 
     def report(row: Row) -> None:
@@ -165,6 +171,15 @@ def convert_config(
 ) -> None:
     """Convert a device configuration in Python into TOML; it is parsed, not run."""
     out.write_text(converted(file), "utf-8")
+    sys.stdout.write(f"{out}\n")
+
+
+def convert_cases(
+    file: Annotated[Path, typer.Argument(help="diopi_configs.py of public DIOPI.")],
+    out: Annotated[Path, typer.Option("-o", "--out", help="The case file.")] = Path("cases.toml"),
+) -> None:
+    """Convert a case file in Python into TOML; it is parsed, not run."""
+    out.write_text(converted_cases(file), "utf-8")
     sys.stdout.write(f"{out}\n")
 
 

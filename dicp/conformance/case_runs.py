@@ -28,7 +28,8 @@ PRINTED_CHARACTERS = 4000
 class CaseUnit:
     """What one process does: `gen_data` or `run_test` for some operators, `data` the folder.
 
-    backend: empty for eager. nhwc_min_dim: inputs of as many dimensions are channels-last; 0: none.
+    cases: a folder of case files besides dicp's own. backend: empty for eager. nhwc_min_dim:
+    inputs of as many dimensions are channels-last; 0: none.
     """
 
     file: str
@@ -38,6 +39,7 @@ class CaseUnit:
     operators: tuple[str, ...]
     backend: str = ""
     samples: int = 0
+    cases: str = ""
     made: dict[str, Any] = field(default_factory=dict)
     config: str = ""
     filter_dtype: tuple[str, ...] = ()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -15,7 +15,7 @@ from dicp.errors import ConformanceConfigError
 
 VARIABLES: Final = ("device_configs", "device_config")
 """What a file assigns its table to."""
-_HALF: Final = ("float16", "bfloat16")
+HALF: Final = ("float16", "bfloat16")
 
 
 @dataclass(frozen=True)
@@ -31,6 +31,16 @@ def converted(path: Path) -> str:
 
     Raises ConformanceConfigError with the line of what is more than data.
     """
+    table = parsed_table(path, VARIABLES)
+    entries = [text for key, entry in table.items() for text in _entry(path, key, entry)]
+    return f"# Converted from {path.name}.\n\n" + "\n".join(entries)
+
+
+def parsed_table(path: Path, variables: Sequence[str]) -> dict[str, Any]:
+    """The dictionary that a file in Python assigns to one of the variables.
+
+    Raises ConformanceConfigError with the line of what is more than data.
+    """
     try:
         tree = ast.parse(path.read_text("utf-8"))
     except (OSError, ValueError, SyntaxError) as error:
@@ -38,17 +48,16 @@ def converted(path: Path) -> str:
         raise ConformanceConfigError(path, line, f"it cannot be parsed: {error}") from None
     for node in tree.body:
         if isinstance(node, ast.Assign) and any(
-            isinstance(target, ast.Name) and target.id in VARIABLES for target in node.targets
+            isinstance(target, ast.Name) and target.id in variables for target in node.targets
         ):
-            table = _Parser(path).value(node.value)
-            entries = [text for key, entry in table.items() for text in _entry(path, key, entry)]
-            return f"# Converted from {path.name}.\n\n" + "\n".join(entries)
-    raise ConformanceConfigError(path, 1, f"it assigns none of {', '.join(VARIABLES)}")
+            found: dict[str, Any] = _Parser(path).value(node.value)
+            return found
+    raise ConformanceConfigError(path, 1, f"it assigns none of {', '.join(variables)}")
 
 
 @dataclass(frozen=True)
 class _Parser:
-    """Reads literals, dict(...), Skip(...), and dtypes such as np.float32 and Dtype.float32."""
+    """Reads literals, dict(...), Skip(...), dtypes such as np.float32, and Genfunc's functions."""
 
     path: Path
 
@@ -64,6 +73,8 @@ class _Parser:
             return -self.value(node.operand)
         if isinstance(node, ast.Attribute) and node.attr.rstrip("_") in DTYPES:
             return node.attr.rstrip("_")
+        if isinstance(node, ast.Attribute) and ast.unparse(node.value) == "Genfunc":
+            return node.attr
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
             return self._call(node, node.func.id)
         raise self._wrong(node)
@@ -91,7 +102,7 @@ def _entry(path: Path, key: str, entry: Mapping[str, Any]) -> Iterator[str]:
     reason = f"converted from {path.name}, {key}"
     if entry.get("skip_all"):
         yield _table("skip", operator=operator, reason=reason)
-    for suffix, dtype in (("", ""), ("_half", "|".join(_HALF))):
+    for suffix, dtype in (("", ""), ("_half", "|".join(HALF))):
         given = {n: entry[f"{n}{suffix}"] for n in ("atol", "rtol") if f"{n}{suffix}" in entry}
         if given:
             of_dtype = {"dtype": dtype} if dtype else {}
@@ -117,13 +128,14 @@ def _skips(values: list[Any]) -> list[Skipped]:
 
 
 def _table(name: str, **fields: Any) -> str:
-    lines = (f"{key} = {_toml(value)}" for key, value in fields.items())
+    lines = (f"{key} = {toml(value)}" for key, value in fields.items())
     return "\n".join([f"[[{name}]]", *lines, ""])
 
 
-def _toml(value: Any) -> str:
+def toml(value: Any) -> str:
+    """A value of numbers, texts, lists and dictionaries as TOML has it on one line."""
     if isinstance(value, dict):
-        return f"{{ {', '.join(f'{k} = {_toml(v)}' for k, v in value.items())} }}"
+        return f"{{ {', '.join(f'{k} = {toml(v)}' for k, v in value.items())} }}"
     if isinstance(value, list):
-        return f"[{', '.join(map(_toml, value))}]"
+        return f"[{', '.join(map(toml, value))}]"
     return repr(value) if isinstance(value, float) else json.dumps(value)

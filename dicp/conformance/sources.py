@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from fnmatch import translate
 from functools import cache
+from pathlib import Path
 from typing import Final
 
 from dicp.conformance.case import Case, function
@@ -18,10 +19,13 @@ ALL: Final = "all_ops"
 
 
 @cache
-def file_entries() -> dict[str, list[Entry]]:
-    """The entries of the case files whose functions this installation has, by operator."""
+def file_entries(folder: str = "") -> dict[str, list[Entry]]:
+    """The entries of the case files whose functions this installation has, by operator.
+
+    folder: of case files besides dicp's own.
+    """
     found: dict[str, list[Entry]] = {}
-    for entry in case_entries():
+    for entry in [*case_entries(), *(case_entries(Path(folder)) if folder else ())]:
         try:
             function(entry.call)
         except CaseError:
@@ -32,16 +36,19 @@ def file_entries() -> dict[str, list[Entry]]:
     return found
 
 
-def operator_names() -> list[str]:
+def operator_names(folder: str = "") -> list[str]:
     """The operators that there are cases for. It imports the database, which takes seconds."""
     from dicp.conformance.database import database
 
-    return sorted({*file_entries(), *database()})
+    return sorted({*file_entries(folder), *database()})
 
 
-def cases_of(operator: str, samples: int) -> Iterator[Case]:
-    """The cases of an operator; `samples`: of each dtype, from the database, 0: all."""
-    entries = file_entries().get(operator, [])
+def cases_of(operator: str, samples: int, folder: str = "") -> Iterator[Case]:
+    """The cases of an operator; `samples`: of each dtype, from the database, 0: all.
+
+    A name in a case file takes the place of the same name in the database.
+    """
+    entries = file_entries(folder).get(operator, [])
     for number, entry in enumerate(entries):
         for case in entry.cases:
             yield replace(case, key=f"{case.key}-{number}") if number else case
@@ -55,18 +62,20 @@ class UnknownOperatorError(ValueError):
     """A name or pattern that matches no operator."""
 
 
-def chosen(patterns: Sequence[str], known: Iterable[str] | None = None) -> list[str]:
+def chosen(
+    patterns: Sequence[str], known: Iterable[str] | None = None, folder: str = ""
+) -> list[str]:  # fmt: skip
     """The operators that match names or patterns, in order of their names.
 
     A pattern is a regular expression, or one of the shell's; both have to match in full.
-    known: the operators to choose from; None: all that there are cases for.
+    known: the operators to choose from; None: all that there are cases for, in `folder`, too.
 
     Raises UnknownOperatorError, with near names.
     """
-    exact = file_entries()
+    exact = file_entries(folder)
     if known is None and all(pattern in exact for pattern in patterns):
         return sorted(set(patterns))
-    names = list(operator_names() if known is None else known)
+    names = list(operator_names(folder) if known is None else known)
     if ALL in patterns:
         return sorted(names)
     found = {name for pattern in patterns for name in matching(pattern, names)}

@@ -54,7 +54,7 @@ def generate(
     Raises UnknownOperatorError.
     """
     made = {"samples": unit.samples, "device": unit.device}
-    names = chosen(patterns)
+    names = chosen(patterns, folder=unit.cases)
     wanted = [name for name in names if not is_current(Path(unit.data), name, made)]
     result = Generated(current=len(names) - len(wanted))
 

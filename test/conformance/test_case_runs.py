@@ -15,10 +15,13 @@ from typer.testing import CliRunner
 from dicp.conformance.__main__ import app
 from dicp.conformance.arguments import as_commands
 from dicp.conformance.case import Case, Operand
+from dicp.conformance.case_files import read_case_file
 from dicp.conformance.case_runs import CaseUnit, Runner
 from dicp.conformance.configuration import Configuration, found_in
 from dicp.conformance.convert import converted
+from dicp.conformance.convert_cases import converted_cases
 from dicp.conformance.reference import computed, write
+from dicp.conformance.sources import cases_of, chosen
 from dicp.errors import (
     ConformanceConfigError,
     DicpError,
@@ -286,6 +289,57 @@ def test_an_old_configuration_is_refused_and_converted(tmp_path: Path) -> None:
         ("cumsum", {}, "", "[]"),
     ]
     assert found.skips[1].reason == "converted from device_configs.py, cumsum, line 9"
+
+
+OLD_CASES = """
+import numpy as np
+raise SystemExit
+diopi_configs = {
+    "batch_norm": dict(
+        name=["batch_norm"], atol=1e-3, rtol=1e-4, atol_half=1e-1, saved_args=dict(output=0),
+        para=dict(training=[False, True], momentum=[0.1, -0.15], weight=[None, None]),
+        tensor_para=dict(args=[
+            {"ins": ["input"], "requires_grad": [True], "shape": ((2, 8, 32), (2, 3)),
+             "dtype": [np.float32, np.float16], "gen_fn": "Genfunc.randn"},
+            {"ins": ["running_mean", "running_var"], "shape": ((8,), (3,)),
+             "gen_fn": dict(fn="Genfunc.uniform", start=0.5, end=2), "dtype": [np.float32]},
+        ]),
+    ),
+    "cat": dict(
+        name=["cat"], interface=["torch"], is_inplace=True, para=dict(dim=[0, 1]),
+        tensor_para=dict(args=[{"ins": ["x1", "x2"], "shape": ((3,), (2, 5)),
+                                "stride": ((2,), (1, 2)), "gen_fn": Genfunc.sym_mat}],
+                         seq_name="tensors"),
+    ),
+}
+"""
+
+
+def test_case_files_in_python_are_converted(tmp_path: Path) -> None:
+    old, new = tmp_path / "diopi_configs.py", tmp_path / "cases" / "chip.toml"
+    old.write_text(OLD_CASES)
+    new.parent.mkdir()
+    assert run("convert-cases", str(old), "-o", str(new))[0] == 0
+    norm, cat = read_case_file(new)
+    single, second, half, _ = norm.cases
+    assert (norm.call, cat.call) == ("torch.nn.functional.batch_norm", "torch.cat")
+    assert (single.tolerance, half.tolerance) == ((1e-3, 1e-4), (0.1, 0.0))
+    assert single.flags == [True, False, False] and half.operands[0].dtype == "float16"
+    assert half.operands[1] == Operand((8,), "float32", None, "uniform(0.5, 2)")
+    assert second.kwargs["momentum"] == -0.15 and second.kwargs["weight"] is None
+    assert cat.cases[0].inplace and cat.cases[1].kwargs["dim"] == 1
+    assert cat.cases[1].kwargs["tensors"] == [Operand((2, 5), "float32", (1, 2), "sym")] * 2
+    assert chosen(["batch_norm"], folder=str(new.parent)) == ["batch_norm"]
+    assert [c.key for c in cases_of("cat", 1, str(new.parent))] == ["float32-0", "float32-1"]
+
+
+@pytest.mark.parametrize("text", ["gen_policy='gen_tensor_list'", "device=[1]"])
+def test_fields_without_a_form_are_refused(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "diopi_configs.py"
+    args = f"[dict(ins=['x'], shape=((2,),), {text})]"
+    path.write_text(f"diopi_configs = dict(a=dict(name=['a'], tensor_para=dict(args={args})))")
+    with pytest.raises(ConformanceConfigError, match=f"a: .*{text.partition('=')[0]}.* no form"):
+        converted_cases(path)
 
 
 def test_an_old_configuration_that_computes_is_refused(tmp_path: Path) -> None:
