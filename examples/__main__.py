@@ -17,6 +17,7 @@ EXAMPLES = {
     "hf_generate": "a causal model of transformers writes on a prompt by generate",
     "llama_finetune": "a Llama learns instructions by low-rank adapters",
     "mobilenet_v2": "MobileNet-V2 trains on one process or several",
+    "needle": "networks of the course that builds needle learn handwritten digits",
     "resnet50_train": "an image classifier trains on noise or pictures, beside the CPU",
     "stable_diffusion": "a pipeline draws an image for a prompt",
 }

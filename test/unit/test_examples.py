@@ -166,7 +166,7 @@ def test_hf_generate(backend, dynamic, capsys):
     assert "all 3 tokens are eager's" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("name", ["llama", "qwen3", "mixtral", "opt", "gpt_neox", "bloom"])
+@pytest.mark.parametrize("name", ["gpt2", "llama", "qwen3", "mixtral", "opt", "bloom"])
 def test_hf_generate_builds_families_of_models(name):
     from examples.hf_generate import generate, tiny_model
 
@@ -259,17 +259,54 @@ def test_what_llama_finetune_lacks_is_named(capsys, tmp_path):
     assert "holds no adapter_model.safetensors" in said
 
 
-MOBILENET = ("--steps", 2, "--width", 0.25, "--rate", 0.001)
-"""Of ten seeds, eager's second loss in float32 differs from float64's by 6e-4 at most."""
+@pytest.mark.static_only
+def test_needle(backend, dynamic, capsys, tmp_path):
+    words = ["--backend", backend.name, "--device", backend.device, "--out", str(tmp_path)]
+    words += ["--steps", "2", "--model", "mlp"]
+    results = command("needle")(words, standalone_mode=False)
+    assert results.keys() == {"none", "flip", "crop"}
+    for result in results.values():
+        assert len(result.compiled.losses) == 2
+        assert result.compiled.losses == pytest.approx(result.eager.losses, rel=1e-4)
+    assert len({result.compiled.losses[0] for result in results.values()}) == 3
+    assert "difference" in capsys.readouterr().out
+    assert (tmp_path / "needle.png").exists()
+
+
+def test_augmentations_move_points():
+    from examples.needle import random_crop, random_flip
+
+    torch.manual_seed(0)
+    images = torch.arange(1.0, 2 * 12 + 1).view(2, 3, 4, 1).repeat(20, 1, 1, 1)
+    flipped = (random_flip(images) == images.flip(2)).all((1, 2, 3))
+    kept = (random_flip(images) == images).all((1, 2, 3))
+    assert 0 < flipped.sum() < 40 and 0 < kept.sum() < 40
+    cropped = random_crop(images)
+    padded = torch.nn.functional.pad(images, (0, 0, 1, 1, 1, 1))
+    moved = torch.stack([
+        (cropped == padded[:, y : y + 3, x : x + 4]).all((1, 2, 3))
+        for y in range(3) for x in range(3)
+    ])  # fmt: skip
+    assert moved.any(0).all() and moved.any(1).sum() > 5
+
+
+def test_needle_reads_no_other_folder(capsys, tmp_path):
+    said = failure(capsys, "needle", "--data", tmp_path)
+    assert "cifar-10-batches-py/" in said and "MNIST/raw/" in said
+
+
+MOBILENET = ("--steps", 2, "--batch", 16, "--width", 0.25, "--rate", 0.003)
+"""Here the second loss is within 1e-5 of float64's, and off by 1e-2 with twice the rate; smaller
+batches amplify rounding more."""
 
 
 @pytest.mark.static_only
 def test_mobilenet_v2(backend, dynamic):
-    check_losses(run("mobilenet_v2", backend, *MOBILENET), steps=2, rtol=2e-3)
+    check_losses(run("mobilenet_v2", backend, *MOBILENET), steps=2, rtol=1e-3)
 
 
 @pytest.mark.static_only
 def test_mobilenet_v2_on_two_processes(backend, dynamic):
     """Each loss is the mean of two halves of the batch, whose gradients the processes share."""
     result = run("mobilenet_v2", backend, *MOBILENET, "--processes", 2)
-    check_losses(result, steps=2, rtol=2e-3)
+    check_losses(result, steps=2, rtol=1e-3)
