@@ -23,6 +23,7 @@ ACCEPTANCE_PARTS ?= 1
 MACA_PARTS ?= 40
 NVIDIA_PARTS ?= 1
 TOPS_PARTS ?= 40
+EXAMPLES := test/unit/test_examples.py
 JOBS ?= $(shell nproc 2>/dev/null || echo 2)
 TORCH ?= torch==2.13.0
 TORCHVISION ?= torchvision==0.28.0
@@ -50,7 +51,7 @@ unit: $(READY)
 	$(PYTEST) test/unit
 
 ascend: $(READY)
-	$(PYTEST) --backend ascendgraph --sample $(ASCEND_PARTS) test/op test/model
+	$(PYTEST) --backend ascendgraph --sample $(ASCEND_PARTS) test/op test/model $(EXAMPLES)
 
 acceptance: $(READY)
 	PYTHONPATH=test $(PYTEST) -p stand_in.acceptance --backend ascendgraph \
@@ -63,7 +64,7 @@ nvidia: $(READY)
 	PYTHONPATH=test $(PYTEST) -p stand_in.nvidia --backend macagraph --sample $(NVIDIA_PARTS) test/op
 
 tops: $(READY)
-	$(PYTEST) --backend topsgraph --dynamic false --sample $(TOPS_PARTS) test/op
+	$(PYTEST) --backend topsgraph --dynamic false --sample $(TOPS_PARTS) test/op $(EXAMPLES)
 
 docs: $(READY)
 	$(RUN) docs/rooms.py
