@@ -22,7 +22,8 @@ from dicp.conformance import gguf_commands, gguf_format
 from dicp.conformance.__main__ import app
 from dicp.conformance.gguf_cases import read_cases, write_cases
 from dicp.conformance.per_operator.cases import Case, Operand, Operator
-from dicp.conformance.per_operator.table import OPERATORS
+from dicp.conformance.per_operator.runs import Run
+from dicp.conformance.per_operator.table import BY_FORMULA, OPERATORS
 from dicp.errors import DicpError, GgufFileError, MissingPackageError
 from dicp.vendor.tops.semantics import SEMANTICS
 
@@ -110,6 +111,19 @@ def test_scalars_and_saved_statistics_are_stored(tmp_path: Path) -> None:
     names = {t.name: t.tensor_type for t in gguf.GGUFReader(path).tensors}
     answers = {f"test.0.ans_grad_{name}" for name in ("input", "weight", "bias")}
     assert {"test.0.save_mean", "test.0.save_invstd", *answers} <= names.keys()
+
+
+@pytest.mark.parametrize("name", BY_FORMULA)
+def test_gradients_by_formula_are_those_of_autograd(name: str) -> None:
+    by_formula, by_autograd = BY_FORMULA[name], OPERATORS[name]
+    for case in by_formula.cases:
+        results = []
+        for operator in (by_formula, by_autograd):
+            torch.manual_seed(0)
+            run = Run(operator, case, torch.float64)
+            results.append(run.eager(run.inputs()))
+        for mine, theirs in zip(*results, strict=True):
+            torch.testing.assert_close(mine, theirs)
 
 
 def test_what_is_written_is_read(tmp_path: Path) -> None:
