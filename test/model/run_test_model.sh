@@ -5,7 +5,7 @@
 set -euo pipefail
 
 usage="usage: run_test_model.sh MODEL BACKEND true|false|all [--require-weights] [pytest arguments]"
-known="llama llama_finetune resnet50 stable_diffusion hf vision language"
+known="llama llama_finetune resnet50 stable_diffusion families hf vision language"
 model="${1:-}" backend="${2:-}" dynamic="${3:-}"
 variable="" holds=""
 
@@ -25,6 +25,7 @@ case "$(basename "${model#test_}" .py)" in
         tests=(test_diffusion.py)
         variable=STABLE_DIFFUSION_MODEL_DIR holds="a pipeline of diffusers: model_index.json, unet/"
         ;;
+    families) tests=(test_families.py) ;;
     hf) tests=(test_language.py test_llama.py) ;;
     vision) tests=(test_vision.py) ;;
     language) tests=(test_language.py) ;;
