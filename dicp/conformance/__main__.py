@@ -12,6 +12,7 @@ import typer
 from dicp.conformance.arguments import as_commands
 from dicp.conformance.case_commands import add_commands, check_names
 from dicp.conformance.configuration import Configuration
+from dicp.conformance.device_commands import utest
 from dicp.conformance.gguf_commands import app as gguf_app
 from dicp.conformance.model_commands import models
 from dicp.conformance.plan import plan_of
@@ -83,6 +84,7 @@ def torch_tests(
 
 add_commands(app)
 app.command("models")(models)
+app.command("utest")(utest)
 
 
 def main() -> None:
