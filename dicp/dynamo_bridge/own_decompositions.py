@@ -544,6 +544,7 @@ OWN: dict[Any, Callable[..., Any]] = {
     aten.upsample_bicubic2d.default: interpolate_cubically,
     aten.angle.default: angle,
     aten._index_put_impl.default: index_put,
+    aten._is_all_true.default: torch.all,
     aten.elu.default: elu,
     aten.celu.default: celu,
     aten.hardshrink_backward.default: hardshrink_backward,

@@ -138,6 +138,7 @@ CASES = [
         layouts=(*LAYOUTS, "empty"),
         grad=False,
     ),
+    op("is_all_true", torch._is_all_true, T(X, 0, 2), dtypes=(torch.bool,), grad=False),
     op(
         "any_dims",
         lambda x: (torch.any(x, dim=(0, 2)), torch.all(x, dim=(0, 2))),
