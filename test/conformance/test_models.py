@@ -16,6 +16,7 @@ from dicp.conformance.__main__ import app
 from dicp.conformance.adaptation import Verdict, judge
 from dicp.conformance.adaptation_table import NO_TARGET, Table, columns_of
 from dicp.conformance.families import FAMILIES, Family, families_named
+from dicp.conformance.internlm2 import InternLM2
 from dicp.conformance.isolation import run_module
 from dicp.errors import FamilyNameError
 from dicp.testing import BackendUnderTest
@@ -119,6 +120,46 @@ def test_every_shape_of_a_family_is_meant_by_its_name() -> None:
     assert len({family.title for family in FAMILIES}) == len(FAMILIES) == len(families_named([]))
     with pytest.raises(FamilyNameError, match="Did you mean 'qwen3_moe'"):
         families_named(["qwen3-moe"])
+
+
+def test_internlm2_computes_what_llama_does_with_unpacked_weights() -> None:
+    """The two differ in how weights are packed alone."""
+    (family,) = families_named(["internlm2"])
+    model = family.model()
+    from transformers import LlamaConfig, LlamaForCausalLM  # needs what building a model defines
+
+    assert isinstance(model, InternLM2)
+    config, state = model.config, model.state_dict()
+    llama = LlamaForCausalLM(LlamaConfig(
+        vocab_size=config.vocab_size, hidden_size=config.hidden_size,
+        intermediate_size=config.intermediate_size, num_hidden_layers=config.layers,
+        num_attention_heads=config.heads, num_key_value_heads=config.kv_heads, use_cache=False,
+        rms_norm_eps=config.rms_norm_eps, tie_word_embeddings=False,
+        rope_parameters={"rope_type": "default", "rope_theta": config.rope_theta},
+    ))  # fmt: skip
+    names = {
+        "attention.wo": "self_attn.o_proj", "attention_norm": "input_layernorm",
+        "feed_forward.w1": "mlp.gate_proj", "feed_forward.w2": "mlp.down_proj",
+        "feed_forward.w3": "mlp.up_proj", "ffn_norm": "post_attention_layernorm",
+        "layers.": "model.layers.", "tok_embeddings": "model.embed_tokens", "output": "lm_head",
+    }  # fmt: skip
+    unpacked = {}
+    for name, weight in state.items():
+        for old, new in names.items():
+            name = name.replace(old, new)
+        if not name.endswith("attention.wqkv.weight"):
+            unpacked["model.norm.weight" if name == "norm.weight" else name] = weight
+            continue
+        rows = weight.view(config.kv_heads, -1, config.head_size, config.hidden_size)
+        parts = {"q": rows[:, :-2], "k": rows[:, -2], "v": rows[:, -1]}
+        for part, of in parts.items():
+            place = name.replace("attention.wqkv", f"self_attn.{part}_proj")
+            unpacked[place] = of.reshape(-1, config.hidden_size)
+    llama.load_state_dict(unpacked)
+    batch = family.labelled()
+    got, expected = model(**batch), llama(**batch)
+    torch.testing.assert_close(got["logits"], expected.logits)
+    torch.testing.assert_close(got["loss"], expected.loss)
 
 
 def test_the_command_writes_the_table_and_fails_with_a_cell(tmp_path: Path) -> None:
