@@ -74,6 +74,12 @@ class Runner:
     def settings(self) -> Configuration:
         return Configuration.read(Path(self.unit.config) if self.unit.config else None)
 
+    def start(self) -> None:
+        """Load what the first case would load otherwise, within its time limit."""
+        torch.ones(1).to(self.unit.device).cpu()
+        if self.backend is not None:
+            torch.compile(torch.neg, backend=self.backend)
+
     def outcome(self, reference: Reference) -> Outcome:
         """Whether the case passes; a case that the configuration skips runs only under `strict`."""
         case = reference.case

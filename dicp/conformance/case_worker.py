@@ -79,6 +79,7 @@ def _compared(unit: CaseUnit) -> tuple[list[list[str]], Iterator[Test]]:
     """A test for each stored case."""
     data = [OperatorData.read(Path(unit.data), operator) for operator in unit.operators]
     runner = Runner(unit)
+    runner.start()
     names = [[one.operator, key] for one in data for key in one.keys]
     tests = (
         ([one.operator, reference.case.key], partial(runner.outcome, reference))

@@ -86,7 +86,7 @@ def test_a_device_with_broken_operators(tmp_path: Path, monkeypatch: pytest.Monk
         '[[skip]]\noperator = "abs"\nshape = "ndim > 2"\nreason = "none has"\n'
     )
     status, said = run(
-        "--mode", "run_test", "--device", "dipu", "--data", str(data), "--case_seconds", "15",
+        "--mode", "run_test", "--device", "dipu", "--data", str(data), "--case_seconds", "30",
         "--impl_folder", str(tmp_path), "--html_report", "--failure_debug_level", "2",
         "--test_result_path", str(tmp_path / "out" / "report.xlsx"),
     )  # fmt: skip
@@ -112,7 +112,7 @@ def test_a_device_with_broken_operators(tmp_path: Path, monkeypatch: pytest.Monk
     assert (wrong["index"], wrong["shapes"]) == ("(1, 2)", "[[2, 3]]")
     assert float(wrong["max_error"]) == pytest.approx(0.5, abs=1e-4)
     assert "SIGABRT" in rows["exp2", "float32-0"]["reason"]
-    assert rows["erf", "float32-0"]["reason"].startswith("it hangs: no end within 15 s")
+    assert rows["erf", "float32-0"]["reason"].startswith("it hangs: no end within 30 s")
     report = json.loads((tmp_path / "out" / "report.json").read_text())
     assert report["counts"] == {"passed": 4, "failed": 1, "skipped": 3, "crashed": 2}
     suite = ElementTree.parse(tmp_path / "out" / "junit.xml").getroot()

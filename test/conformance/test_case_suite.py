@@ -21,7 +21,6 @@ from dicp.conformance.reference import OperatorData, computed, is_current, store
 from dicp.conformance.sources import UnknownOperatorError, cases_of, chosen, file_entries
 from dicp.errors import CaseError, CaseFileError, ReferenceDataError
 from dicp.testing.evaluation import Results
-from dicp.torch_private import op_db
 
 ENTRY = '[[case]]\nname = "x"\ncall = "torch.add"\ndtypes = ["float32"]\n'
 TWO = ENTRY + "[case.tensors.input]\nshape = [[2], [3]]\n[case.tensors.other]\nshape = [[1]]\n"
@@ -362,6 +361,8 @@ def test_every_parameter_takes_two_values(name: str) -> None:
 
 def test_names_of_case_files_are_not_of_the_database() -> None:
     """A name has one source, so that `--fname` need not import the database for files' names."""
+    from dicp.torch_private import op_db  # takes seconds
+
     assert not {op.name for op in op_db} & set(file_entries())
 
 
