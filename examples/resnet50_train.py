@@ -63,10 +63,14 @@ def main(
     frame.say_random(weights, VARIABLE, HOLDS)
     loader, names = pictures(data, size, batch) if data else (None, range(SYNTHETIC_CLASSES))
     count = classes or len(names)
+    # Blocks that start as identities: others amplify rounding a thousand times in each step.
+    start = {"zero_init_residual": True} if "resne" in model else {}
     try:
-        net = configured(config) if config else torchvision.models.get_model(
-            model, num_classes=count
-        )  # fmt: skip
+        net = (
+            configured(config)
+            if config
+            else torchvision.models.get_model(model, num_classes=count, **start)
+        )
     except ValueError as error:
         raise frame.ExampleError(f"torchvision: {error}; --model wants a classifier") from error
     if weights:
