@@ -70,6 +70,15 @@ def test_a_profile_has_both_times(capsys: pytest.CaptureFixture[str]) -> None:
     assert all(word in line for word in ("torch", "dicp", " ms", "ratio", "GB/s"))
 
 
+def test_a_script_of_gradients_checks_their_formula_too(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    few = ["--profile", "--num_prerun", "0", "--num_iterations", "1", "--dtypes", "f32"]
+    assert main("maxpool_backward.py", ["--backend", "eager", *few]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert ["by formula" in line for line in lines] == [False, False, True, True, False]
+
+
 def test_a_wrong_element_is_found_with_its_place(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
