@@ -34,6 +34,8 @@ from dicp.torch_private import (
     schema_of,
 )
 
+NUMBERS = (torch.SymInt, torch.SymFloat, torch.SymBool, int, float, bool)
+
 
 @dataclass(eq=False)
 class Entry:
@@ -127,7 +129,7 @@ class Lowering:
         if _is_getitem(node):
             source = self._map(node.args[0])
             return source[node.args[1]] if isinstance(source, (list, tuple)) else source
-        if isinstance(val, (torch.SymInt, torch.SymFloat, torch.SymBool, int, float, bool)):
+        if isinstance(val, NUMBERS):
             if not isinstance(node.target, OpOverload) or _only_sizes(node):
                 return val
         self.builder.origin = origin_of(node)
@@ -224,7 +226,9 @@ class Lowering:
     def _arguments(self, given: Any, sites: Sequence[Site]) -> Any:
         """A rule's arguments: tensors as values, those of `sites` as indices within bounds."""
 
-        def value(entry: Entry) -> Value:
+        def value(entry: Entry | Slot) -> Any:
+            if isinstance(entry, Slot):
+                return entry.fake
             found = self.value(entry)
             for site in sites:
                 if self.env[site.node] is entry and self._checks is not None:
@@ -254,8 +258,8 @@ class Lowering:
         origin = origin_of(node)
         reads: list[Slot] = []
 
-        def slot_of(entry: Entry) -> Slot:
-            slot = self.slot(entry)
+        def slot_of(entry: Entry | Slot) -> Slot:
+            slot = entry if isinstance(entry, Slot) else self.slot(entry)
             reads.append(slot)
             return slot
 
@@ -268,6 +272,8 @@ class Lowering:
                 return [receive(f) for f in fake]
             slot = Slot(self._slot_name(), fake)
             outs.append(slot)
+            if isinstance(fake, NUMBERS):  # rules take what is known of it, calls the number
+                return slot
             return Entry(fake, slot) if isinstance(fake, torch.Tensor) else None
 
         result = receive(val)
@@ -281,12 +287,13 @@ class Lowering:
         )
         return result
 
-    def _map(self, value: Any, leaf: Callable[[Entry], Any] | None = None) -> Any:
-        """`value` with nodes replaced by their entries, and each tensor mapped by `leaf`."""
+    def _map(self, value: Any, leaf: Callable[[Any], Any] | None = None) -> Any:
+        """`value` with nodes replaced by their entries, and each tensor mapped by `leaf`, as is
+        each slot of a number that an eager call returns."""
         found: Any = map_arg(value, self.env.__getitem__)
         if leaf is None:
             return found
-        return map_aggregate(found, lambda v: leaf(v) if isinstance(v, Entry) else v)
+        return map_aggregate(found, lambda v: leaf(v) if isinstance(v, (Entry, Slot)) else v)
 
     # ---- tensors and values ---------------------------------------------------------------------
 
