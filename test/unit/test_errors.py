@@ -26,6 +26,8 @@ from dicp.errors import (
     DicpError,
     DicpWarning,
     DumpFolderError,
+    FamilyNameError,
+    FamilyPackageError,
     GgufFileError,
     GraphRejectedError,
     HostMemoryError,
@@ -252,6 +254,15 @@ CASES: list[tuple[DicpError, str]] = [
     (
         ConformanceConfigError(Path("chip.toml"), 3, "a skip without a reason"),
         "chip.toml:3: a skip without a reason. dicp/conformance/configuration.py shows the form.",
+    ),
+    (
+        FamilyNameError("qwen", ["qwen3", "llama3"]),
+        "no family of models is called 'qwen'. Did you mean 'qwen3'? Families: qwen3, llama3.",
+    ),
+    (
+        FamilyPackageError("qwen3", "transformers", "no module named 'transformers'"),
+        "qwen3 is built by transformers: no module named 'transformers'. Install it: pip install "
+        "transformers",
     ),
     (
         CaseError("rand", "generator", ["randn", "uniform"]),
