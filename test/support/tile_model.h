@@ -54,32 +54,35 @@ template <int t> static void d_tile_store(void* to, int64_t step) {
     __builtin_memcpy((char*)to + r * step, m.data[t][r], m.row_bytes[t]);
 }
 static float d_flushed(float x) { return __builtin_fabsf(x) < 1.17549435e-38f ? x * 0.0f : x; }
-static float d_half(const uint8_t* at) {
-  uint32_t bits = (uint32_t)(at[0] | at[1] << 8) << 16;
+static float d_low(uint32_t pair) {
+  const uint32_t bits = pair << 16;
   float x;
   __builtin_memcpy(&x, &bits, sizeof x);
   return d_flushed(x);
 }
+static float d_high(uint32_t pair) { return d_low(pair >> 16); }
 // Even and odd numbers of the rows have sums of their own, rounded at each FMA; their total is added to
-// c. Denormals count as zero.
+// c. Denormals count as zero. Loops over columns are vectors of the host.
 template <int c, int a, int b> static void d_tile_multiply_add() {
   static_assert(c != a && a != b && b != c, "three tiles");  // #UD
   d_model& m = d_configured();
   const int depth = m.row_bytes[a] / 4, columns = m.row_bytes[c] / 4;
   if (m.rows[c] != m.rows[a] || m.row_bytes[b] != m.row_bytes[c] || m.rows[b] != depth) abort();
   for (int r = 0; r < m.rows[c]; ++r) {
-    float sums[16][2] = {};
-    for (int k = 0; k < depth; ++k)
-      for (int n = 0; n < columns; ++n)
-        for (int odd = 0; odd < 2; ++odd)
-          sums[n][odd] = d_flushed(fmaf(d_half(m.data[a][r] + 4 * k + 2 * odd),
-                                        d_half(m.data[b][k] + 4 * n + 2 * odd), sums[n][odd]));
-    for (int n = 0; n < columns; ++n) {
-      float sum;
-      __builtin_memcpy(&sum, m.data[c][r] + 4 * n, sizeof sum);
-      sum = d_flushed(d_flushed(sum) + d_flushed(sums[n][0] + sums[n][1]));
-      __builtin_memcpy(m.data[c][r] + 4 * n, &sum, sizeof sum);
+    float even[16] = {}, odd[16] = {}, sums[16] = {};
+    uint32_t left[16] = {}, right[16] = {};
+    __builtin_memcpy(left, m.data[a][r], sizeof left);
+    for (int k = 0; k < depth; ++k) {
+      const float first = d_low(left[k]), second = d_high(left[k]);
+      __builtin_memcpy(right, m.data[b][k], sizeof right);
+      for (int n = 0; n < 16; ++n) {
+        even[n] = d_flushed(fmaf(first, d_low(right[n]), even[n]));
+        odd[n] = d_flushed(fmaf(second, d_high(right[n]), odd[n]));
+      }
     }
+    __builtin_memcpy(sums, m.data[c][r], sizeof sums);
+    for (int n = 0; n < 16; ++n) sums[n] = d_flushed(d_flushed(sums[n]) + d_flushed(even[n] + odd[n]));
+    __builtin_memcpy(m.data[c][r], sums, 4 * columns);
   }
 }
 // c += a * b, for groups of four bytes; TDPBSSD and TDPBSUD wrap around.

@@ -318,7 +318,7 @@ def test_instructions(tmp_path: Path, compiler: str) -> None:
     """What the processor will run: the operands of every product, and the release."""
     if not shutil.which(compiler) or not shutil.which("objdump"):
         pytest.skip(f"needs {compiler} and objdump")
-    flags = ("-DDICP_TILES", "-mamx-tile", "-mamx-bf16")
+    flags = ("-DDICP_TILES", "-mamx-tile", "-mamx-bf16", "-O1")
     for name in GROUPS:
         group = Group(name.removesuffix("_bf16"), "_bf16" if name.endswith("_bf16") else "")
         files = {"unit.cpp": unit_text(group.header, group.bodies(), {}), **header_texts()}
