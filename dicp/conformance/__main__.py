@@ -10,14 +10,14 @@ from typing import Annotated
 import typer
 
 from dicp.conformance.arguments import as_commands
-from dicp.conformance.case_commands import add_commands, check_names
 from dicp.conformance.configuration import Configuration
-from dicp.conformance.device_commands import utest
-from dicp.conformance.gguf_commands import app as gguf_app
-from dicp.conformance.model_commands import models
-from dicp.conformance.plan import plan_of
+from dicp.conformance.device_checks.commands import utest
+from dicp.conformance.families.commands import models
+from dicp.conformance.per_operator.gguf_commands import app as gguf_app
 from dicp.conformance.processes import run
 from dicp.conformance.rows import FAILURES, Row, read_rows, summary, table, totals
+from dicp.conformance.suite.commands import add_commands, check_names
+from dicp.conformance.torch_tests.plan import plan_of
 from dicp.errors.command_line import run_command_line
 
 RESULTS, SUMMARY = "results.csv", "summary.md"

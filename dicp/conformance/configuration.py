@@ -42,8 +42,8 @@ from pathlib import Path
 from typing import Any
 
 from dicp.compare import Rule
-from dicp.conformance.case import Case
 from dicp.conformance.names import DTYPES, OPERATOR_DATABASE, OperatorNames, TestName
+from dicp.conformance.suite.case import Case
 from dicp.errors import ConformanceConfigError, OldDeviceConfigError
 from dicp.errors.text import nearest
 

@@ -173,7 +173,7 @@ class CaseFileError(DicpError):
         self.problem = problem
         where = f"case {case!r}: " if case else ""
         super().__init__(
-            f"{path}: {where}{sentence(problem)} dicp/conformance/case_files.py shows the form."
+            f"{path}: {where}{sentence(problem)} dicp/conformance/suite/files.py shows the form."
         )
 
 

@@ -14,14 +14,14 @@ from typer.testing import CliRunner
 
 from dicp.conformance.__main__ import app
 from dicp.conformance.arguments import as_commands
-from dicp.conformance.case import Case, Operand
-from dicp.conformance.case_files import read_case_file
-from dicp.conformance.case_runs import CaseUnit, Runner
 from dicp.conformance.configuration import Configuration, found_in
-from dicp.conformance.convert import converted
-from dicp.conformance.convert_cases import converted_cases
-from dicp.conformance.reference import computed, write
-from dicp.conformance.sources import cases_of, chosen
+from dicp.conformance.suite.case import Case, Operand
+from dicp.conformance.suite.convert import converted
+from dicp.conformance.suite.convert_cases import converted_cases
+from dicp.conformance.suite.files import read_case_file
+from dicp.conformance.suite.reference import computed, write
+from dicp.conformance.suite.runs import CaseUnit, Runner
+from dicp.conformance.suite.sources import cases_of, chosen
 from dicp.errors import (
     ConformanceConfigError,
     DicpError,

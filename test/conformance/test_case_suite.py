@@ -12,13 +12,20 @@ import pytest
 import torch
 
 from dicp.conformance.arguments import as_commands
-from dicp.conformance.case import Case, Operand, Saved, function, given_operand, parameter_names
-from dicp.conformance.case_files import case_entries, read_case_file
-from dicp.conformance.case_runs import CaseUnit, Runner, channels_last
-from dicp.conformance.codec import Decoder, Encoder, NotStorableError
-from dicp.conformance.judge import Judge
-from dicp.conformance.reference import OperatorData, computed, is_current, stored, write
-from dicp.conformance.sources import UnknownOperatorError, cases_of, chosen, file_entries
+from dicp.conformance.suite.case import (
+    Case,
+    Operand,
+    Saved,
+    function,
+    given_operand,
+    parameter_names,
+)
+from dicp.conformance.suite.codec import Decoder, Encoder, NotStorableError
+from dicp.conformance.suite.files import case_entries, read_case_file
+from dicp.conformance.suite.judge import Judge
+from dicp.conformance.suite.reference import OperatorData, computed, is_current, stored, write
+from dicp.conformance.suite.runs import CaseUnit, Runner, channels_last
+from dicp.conformance.suite.sources import UnknownOperatorError, cases_of, chosen, file_entries
 from dicp.errors import CaseError, CaseFileError, ReferenceDataError
 from dicp.testing.evaluation import Results
 

@@ -8,8 +8,8 @@ import pytest
 from typer.testing import CliRunner
 
 from dicp.conformance.__main__ import app
-from dicp.conformance.device_checks import CHECKS
-from dicp.conformance.device_commands import checked
+from dicp.conformance.device_checks.checks import CHECKS
+from dicp.conformance.device_checks.commands import checked
 
 pytestmark = pytest.mark.sweep
 ROOT = Path(__file__).resolve().parents[2]

@@ -18,10 +18,10 @@ from gguf import GGMLQuantizationType as Type
 from gguf import GGUFValueType as Value
 from typer.testing import CliRunner
 
-from dicp.conformance import gguf_commands, gguf_format
 from dicp.conformance.__main__ import app
-from dicp.conformance.gguf_cases import read_cases, write_cases
+from dicp.conformance.per_operator import gguf_commands, gguf_format
 from dicp.conformance.per_operator.cases import Case, Operand, Operator
+from dicp.conformance.per_operator.gguf_cases import read_cases, write_cases
 from dicp.conformance.per_operator.runs import Run
 from dicp.conformance.per_operator.table import BY_FORMULA, OPERATORS
 from dicp.errors import DicpError, GgufFileError, MissingPackageError

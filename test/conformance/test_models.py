@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from typer.testing import CliRunner
 
 from dicp.conformance.__main__ import app
-from dicp.conformance.adaptation import Verdict, judge
-from dicp.conformance.adaptation_table import NO_TARGET, Table, columns_of
-from dicp.conformance.families import FAMILIES, Family, families_named
-from dicp.conformance.internlm2 import InternLM2
+from dicp.conformance.families.adaptation import Verdict, judge
+from dicp.conformance.families.internlm2 import InternLM2
+from dicp.conformance.families.models import FAMILIES, Family, families_named
+from dicp.conformance.families.table import NO_TARGET, Table, columns_of
 from dicp.conformance.isolation import run_module
 from dicp.errors import FamilyNameError
 from dicp.testing import BackendUnderTest

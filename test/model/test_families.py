@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from dicp.conformance.adaptation import judge
-from dicp.conformance.families import FAMILIES, Family
+from dicp.conformance.families.adaptation import judge
+from dicp.conformance.families.models import FAMILIES, Family
 from dicp.testing import counts
 
 RUN_TIME_CHECKS = {"aten._assert_scalar.default", "aten._local_scalar_dense.default"}

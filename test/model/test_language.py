@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from transformers import T5Config, T5ForConditionalGeneration
 
-from dicp.conformance.families import VOCABULARY, bert, gpt2
+from dicp.conformance.families.models import VOCABULARY, bert, gpt2
 
 
 def tokens(batch: int, length: int) -> torch.Tensor:

@@ -270,7 +270,7 @@ CASES: list[tuple[DicpError, str]] = [
     ),
     (
         CaseFileError(Path("a.toml"), "add", "call is missing"),
-        "a.toml: case 'add': call is missing. dicp/conformance/case_files.py shows the form.",
+        "a.toml: case 'add': call is missing. dicp/conformance/suite/files.py shows the form.",
     ),
     (
         ReferenceDataError(Path("d/add.json"), "it is damaged", "make it"),

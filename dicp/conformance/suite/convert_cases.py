@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from dicp.conformance.convert import HALF, parsed_table, toml
+from dicp.conformance.suite.convert import HALF, parsed_table, toml
 from dicp.errors import ConformanceConfigError
 
 VARIABLE: Final = "diopi_configs"

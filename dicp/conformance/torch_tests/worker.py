@@ -1,7 +1,7 @@
-"""A process of a run: `python -m dicp.conformance.worker`, with its unit as JSON on stdin.
+"""A process of a run: `python -m dicp.conformance.torch_tests.worker`.
 
-It tells of its tests on stdout, a line of JSON for each: all of them first, then one as it begins
-and its result.
+It reads its unit as JSON from stdin and tells of its tests on stdout, a line of JSON for each: all
+of them first, then one as it begins and its result.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import torch
 
 from dicp.conformance.configuration import Configuration
 from dicp.conformance.names import EAGER_DEVICE, OPERATOR_DATABASE, OperatorNames, TestName
-from dicp.conformance.op_tests import OperatorCase, dtypes_of, full_name
+from dicp.conformance.torch_tests.op_tests import OperatorCase, dtypes_of, full_name
 from dicp.testing.backends import BackendUnderTest
 
 

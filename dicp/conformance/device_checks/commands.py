@@ -10,11 +10,11 @@ from typing import Annotated
 import torch
 import typer
 
-from dicp.conformance.device_checks import CHECKS
+from dicp.conformance.device_checks.checks import CHECKS
 from dicp.conformance.isolation import run_module
 from dicp.conformance.names import EAGER_DEVICE
 
-WORKER = "dicp.conformance.device_worker"
+WORKER = "dicp.conformance.device_checks.worker"
 
 
 @dataclass(frozen=True)

@@ -256,7 +256,7 @@ def function(call: str) -> Callable[..., Any]:
     Raises CaseError if there is none, or if it is of another package than ROOTS.
     """
     if call.startswith(DATABASE_CALL):
-        from dicp.conformance.database import database_function  # takes seconds
+        from dicp.conformance.suite.database import database_function  # takes seconds
 
         return database_function(call.removeprefix(DATABASE_CALL))
     found: Any = None

@@ -27,7 +27,7 @@ class Unit:
     names: tuple[str, ...]
     """Of all operators of the database."""
     operators: tuple[str, ...] = ()
-    worker: ClassVar[str] = "dicp.conformance.worker"
+    worker: ClassVar[str] = "dicp.conformance.torch_tests.worker"
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ def plan_of(
 
     Raises TestFileError and ConformanceConfigError.
     """
-    from dicp.conformance.op_tests import full_name  # these two take seconds
+    from dicp.conformance.torch_tests.op_tests import full_name  # these two take seconds
     from dicp.torch_private import op_db
 
     names = OperatorNames(tuple(full_name(op) for op in op_db))

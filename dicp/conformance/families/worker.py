@@ -1,4 +1,4 @@
-"""A process that judges one family on one backend: `python -m dicp.conformance.family_worker`."""
+"""A process that judges one family on one backend: `python -m dicp.conformance.families.worker`."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from dataclasses import asdict
 
 import torch
 
-from dicp.conformance.adaptation import device_of, judge
-from dicp.conformance.families import FAMILIES
+from dicp.conformance.families.adaptation import device_of, judge
+from dicp.conformance.families.models import FAMILIES
 from dicp.conformance.isolation import task
 from dicp.testing.backends import BackendUnderTest
 

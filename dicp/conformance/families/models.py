@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dicp.conformance.internlm2 import InternLM2, InternLM2Config
+from dicp.conformance.families.internlm2 import InternLM2, InternLM2Config
 from dicp.errors import FamilyNameError, FamilyPackageError
 from dicp.testing import torchvision_operators
 

@@ -1,11 +1,11 @@
-"""A process that checks a device: `python -m dicp.conformance.device_worker`."""
+"""A process that checks a device: `python -m dicp.conformance.device_checks.worker`."""
 
 from __future__ import annotations
 
 import faulthandler
 import importlib
 
-from dicp.conformance.device_checks import CHECKS, Device
+from dicp.conformance.device_checks.checks import CHECKS, Device
 from dicp.conformance.isolation import task
 from dicp.conformance.names import EAGER_DEVICE
 

@@ -38,9 +38,9 @@ from typing import Any, Final
 
 import torch
 
-from dicp.conformance.case import Case, Operand, Saved, check_generator, given_operand
-from dicp.conformance.codec import Decoder
 from dicp.conformance.names import DTYPES
+from dicp.conformance.suite.case import Case, Operand, Saved, check_generator, given_operand
+from dicp.conformance.suite.codec import Decoder
 from dicp.errors import CaseError, CaseFileError
 from dicp.errors.text import did_you_mean, nearest
 

@@ -10,8 +10,8 @@ from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Final
 
-from dicp.conformance.case_reports import table_page
 from dicp.conformance.rows import FAILURES
+from dicp.conformance.suite.reports import table_page
 from dicp.dynamo_bridge.conversion import operator_table
 from dicp.errors import ResultsFileError
 from dicp.target import Target

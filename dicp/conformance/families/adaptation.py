@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from dicp.config import Config
-from dicp.conformance.families import Family, loss_of
+from dicp.conformance.families.models import Family, loss_of
 from dicp.target import Target
 from dicp.testing.accuracy import Error
 from dicp.testing.backends import BackendUnderTest

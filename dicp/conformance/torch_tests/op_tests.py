@@ -1,6 +1,6 @@
 """Tests of the operators of PyTorch's database: each against eager on the CPU and in float64.
 
-The plugin of `dicp.conformance.worker` gives each test its cases.
+The plugin of `dicp.conformance.torch_tests.worker` gives each test its cases.
 """
 
 from __future__ import annotations

@@ -11,10 +11,10 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from dicp.conformance.case import Case, function
 from dicp.conformance.configuration import Configuration
-from dicp.conformance.judge import Judge
-from dicp.conformance.reference import Reference, call_of, group_of, seeded
+from dicp.conformance.suite.case import Case, function
+from dicp.conformance.suite.judge import Judge
+from dicp.conformance.suite.reference import Reference, call_of, group_of, seeded
 from dicp.testing.backends import BackendUnderTest
 from dicp.testing.cases import created_on
 from dicp.testing.evaluation import Results, copied
@@ -47,7 +47,7 @@ class CaseUnit:
     four_bytes: bool = False
     strict: bool = False
     debug_level: int = 0
-    worker: ClassVar[str] = "dicp.conformance.case_worker"
+    worker: ClassVar[str] = "dicp.conformance.suite.worker"
 
 
 @dataclass(frozen=True)

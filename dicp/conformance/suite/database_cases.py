@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 
-from dicp.conformance.case import DATABASE_CALL, Case, function, given_operand
-from dicp.conformance.database import INPLACE, database
 from dicp.conformance.names import DTYPES
-from dicp.conformance.op_tests import UNDEFINED_VALUES, spread
+from dicp.conformance.suite.case import DATABASE_CALL, Case, function, given_operand
+from dicp.conformance.suite.database import INPLACE, database
+from dicp.conformance.torch_tests.op_tests import UNDEFINED_VALUES, spread
 from dicp.errors import CaseError
 from dicp.torch_private import pytree
 

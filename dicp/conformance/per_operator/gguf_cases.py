@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from dicp.compare import significant_strides
-from dicp.conformance import gguf_format
+from dicp.conformance.per_operator import gguf_format
 from dicp.conformance.per_operator.cases import Case, Operand, Operator
 from dicp.conformance.per_operator.runs import TOLERANCES, Outcome, Run, compared
 from dicp.conformance.per_operator.table import BY_FORMULA, OPERATORS

@@ -16,8 +16,8 @@ from typing import Any, Final
 import torch
 from safetensors.torch import load, save
 
-from dicp.conformance.case import Case, function
-from dicp.conformance.codec import Decoder, Encoder, NotStorableError
+from dicp.conformance.suite.case import Case, function
+from dicp.conformance.suite.codec import Decoder, Encoder, NotStorableError
 from dicp.errors import ReferenceDataError
 from dicp.testing.evaluation import Call, Results, copied, evaluate, in_float64
 from dicp.torch_private import pytree

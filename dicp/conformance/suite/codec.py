@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dicp.conformance.case import Operand, span
+from dicp.conformance.suite.case import Operand, span
 
 
 class NotStorableError(TypeError):

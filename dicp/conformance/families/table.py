@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from dicp.conformance.adaptation import Verdict, runs_on
+from dicp.conformance.families.adaptation import Verdict, runs_on
 from dicp.template import render_html
 from dicp.testing.backends import BackendUnderTest
 from dicp.vendor import CHIPS_WITHOUT_TARGET

@@ -13,14 +13,14 @@ from rich.console import Console
 from rich.table import Table as Printed
 from rich.text import Text
 
-from dicp.conformance.adaptation import Verdict
-from dicp.conformance.adaptation_table import Table, columns_of
-from dicp.conformance.families import Family, families_named
+from dicp.conformance.families.adaptation import Verdict
+from dicp.conformance.families.models import Family, families_named
+from dicp.conformance.families.table import Table, columns_of
 from dicp.conformance.isolation import run_module
 from dicp.errors import FamilyNameError
 from dicp.testing.backends import find_backend
 
-WORKER = "dicp.conformance.family_worker"
+WORKER = "dicp.conformance.families.worker"
 WIDTH = 160
 
 

@@ -1,6 +1,6 @@
-"""A process of `gen_data` or `run_test`: `python -m dicp.conformance.case_worker`.
+"""A process of `gen_data` or `run_test`: `python -m dicp.conformance.suite.worker`.
 
-It reads its unit as JSON from stdin and tells of its tests as `dicp.conformance.worker` does.
+It reads its unit as JSON from stdin and tells of its tests as the worker of `torch_tests` does.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from typing import Any
 
 import torch
 
-from dicp.conformance.case_runs import CaseUnit, Outcome, Runner
 from dicp.conformance.names import EAGER_DEVICE
-from dicp.conformance.reference import OperatorData, write
-from dicp.conformance.sources import cases_of
+from dicp.conformance.suite.reference import OperatorData, write
+from dicp.conformance.suite.runs import CaseUnit, Outcome, Runner
+from dicp.conformance.suite.sources import cases_of
 
 Test = tuple[list[str], Callable[[], Outcome]]
 

@@ -11,16 +11,16 @@ from typing import Annotated, Any
 import torch
 import typer
 
-from dicp.conformance.case_reports import write_reports
-from dicp.conformance.case_runs import CaseUnit
 from dicp.conformance.configuration import FILE, found_in
-from dicp.conformance.convert import converted
-from dicp.conformance.convert_cases import converted_cases
-from dicp.conformance.coverage import DECISIONS, coverage_of, write_coverage
 from dicp.conformance.names import DTYPES, EAGER_DEVICE
 from dicp.conformance.rows import FAILURES, RESULTS, Row
-from dicp.conformance.sources import ALL, UnknownOperatorError, chosen
-from dicp.conformance.suite import Processes, compare, generate, log_row, logger
+from dicp.conformance.suite.convert import converted
+from dicp.conformance.suite.convert_cases import converted_cases
+from dicp.conformance.suite.coverage import DECISIONS, coverage_of, write_coverage
+from dicp.conformance.suite.plan import Processes, compare, generate, log_row, logger
+from dicp.conformance.suite.reports import write_reports
+from dicp.conformance.suite.runs import CaseUnit
+from dicp.conformance.suite.sources import ALL, UnknownOperatorError, chosen
 from dicp.discovery import SUFFIX, discover
 from dicp.errors.text import did_you_mean, nearest
 from dicp.target import find_target

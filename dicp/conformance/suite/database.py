@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
-from dicp.conformance.op_tests import full_name
+from dicp.conformance.torch_tests.op_tests import full_name
 from dicp.errors import CaseError
 from dicp.torch_private import leave_seeds_to_the_caller, op_db
 

@@ -10,13 +10,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
-from dicp.conformance.case_runs import CaseUnit
 from dicp.conformance.configuration import Configuration, Skip
 from dicp.conformance.names import OperatorNames
 from dicp.conformance.processes import run
-from dicp.conformance.reference import OperatorData, is_current, stored
 from dicp.conformance.rows import FAILURES, Row
-from dicp.conformance.sources import UnknownOperatorError, chosen, operator_names
+from dicp.conformance.suite.reference import OperatorData, is_current, stored
+from dicp.conformance.suite.runs import CaseUnit
+from dicp.conformance.suite.sources import UnknownOperatorError, chosen, operator_names
 from dicp.errors import ConformanceConfigError, ReferenceDataError
 
 GROUP: Final = 20

@@ -13,7 +13,7 @@ from dicp.errors import SimulatorWarning
 from dicp.errors.command_line import run_command_line
 
 if TYPE_CHECKING:
-    from dicp.conformance.gguf_cases import FileCase
+    from dicp.conformance.per_operator.gguf_cases import FileCase
 
 FLAGS = {"ignore_unknown_options": True}
 """Platform flags are the installed targets', so that they reach the commands as arguments."""
@@ -29,7 +29,7 @@ def write_file(
     dtype: Annotated[str, typer.Option(help="f16, bf16, f32 or f64.")] = "f32",
 ) -> None:
     """Write an operator's cases, with random operands and answers in float64."""
-    from dicp.conformance.gguf_cases import operator_called, write_cases
+    from dicp.conformance.per_operator.gguf_cases import operator_called, write_cases
     from dicp.conformance.per_operator.runs import DTYPES
 
     try:
@@ -61,7 +61,7 @@ def run_files(
     A line per case: attributes, whether it passes, largest error, median time. Fails if a case
     does.
     """
-    from dicp.conformance.gguf_cases import read_cases
+    from dicp.conformance.per_operator.gguf_cases import read_cases
     from dicp.conformance.per_operator.platforms import device_of
 
     backends = _backends([a for a in arguments if a.startswith("-")], backend or [])

@@ -10,8 +10,8 @@ from functools import cache
 from pathlib import Path
 from typing import Final
 
-from dicp.conformance.case import Case, function
-from dicp.conformance.case_files import Entry, case_entries
+from dicp.conformance.suite.case import Case, function
+from dicp.conformance.suite.files import Entry, case_entries
 from dicp.errors import CaseError
 from dicp.errors.text import nearest
 
@@ -38,7 +38,7 @@ def file_entries(folder: str = "") -> dict[str, list[Entry]]:
 
 def operator_names(folder: str = "") -> list[str]:
     """The operators that there are cases for. It imports the database, which takes seconds."""
-    from dicp.conformance.database import database
+    from dicp.conformance.suite.database import database
 
     return sorted({*file_entries(folder), *database()})
 
@@ -53,7 +53,7 @@ def cases_of(operator: str, samples: int, folder: str = "") -> Iterator[Case]:
         for case in entry.cases:
             yield replace(case, key=f"{case.key}-{number}") if number else case
     if not entries:
-        from dicp.conformance.database_cases import database_cases  # takes seconds
+        from dicp.conformance.suite.database_cases import database_cases  # takes seconds
 
         yield from database_cases(operator, samples)
 

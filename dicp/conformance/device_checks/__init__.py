@@ -1,0 +1,1 @@
+"""What a device does beside its operators: `utest`."""

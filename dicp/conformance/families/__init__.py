@@ -1,0 +1,1 @@
+"""Tiny models of each family on each backend: `models`."""

@@ -1,0 +1,1 @@
+"""PyTorch's own device-generic tests, run as they are: `torch-tests`."""
