@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -91,9 +92,11 @@ def test_a_process_that_dies_or_hangs_is_told(tmp_path: Path) -> None:
         "print(json.dumps({'began': job['how']}), flush=True)\n"
         "os.abort() if job['how'] == 'abort' else time.sleep(60)\n"
     )
+    start = time.monotonic()
     for how, words in (("abort", "by signal SIGABRT"), ("hang", "it hangs: no end within 2 s")):
         ended = run_module("dying", {"how": how}, 2.0, PYTHONPATH=str(tmp_path))
         assert ended.told == [{"began": how}] and words in ended.how
+    assert time.monotonic() - start < 30, "a process that hangs is waited for"
 
 
 def test_the_table_has_a_column_for_each_chip() -> None:
