@@ -17,6 +17,7 @@ from torch import fx
 
 from dicp.config import Config
 from dicp.dynamo_bridge.analysis.aliases import LEAVES
+from dicp.dynamo_bridge.analysis.run_time_numbers import RunTimeNumbers
 from dicp.dynamo_bridge.aot_graph import GraphInfo
 from dicp.effects import is_mutating, is_random, op_name
 from dicp.operator_choice import check_eager
@@ -45,8 +46,9 @@ class Part:
 
 def split_data_dependent(gm: fx.GraphModule, info: GraphInfo) -> list[Part]:
     """The parts of a graph in execution order; none where no node depends on data."""
-    eager = {node for node in gm.graph.nodes if node.op not in LEAVES and _depends_on_data(node)}
-    eager.discard(gm.graph.output_node())
+    read = RunTimeNumbers()
+    nodes = [node for node in gm.graph.nodes if node.op not in (*LEAVES, "output")]
+    eager = {node for node in nodes if read.includes(node) or _depends_on_data(node)}
     if not eager:
         return []
     eager |= {user for node in eager for user in node.users if user.target is operator.getitem}

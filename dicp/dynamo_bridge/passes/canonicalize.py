@@ -17,6 +17,7 @@ from torch import fx
 from dicp.dtypes import Number, converted, holds_all
 from dicp.dynamo_bridge.analysis.aliases import Aliases, alias_root, is_input, storage_offset
 from dicp.dynamo_bridge.analysis.constants import cast_source, permutation_of, uniform_value
+from dicp.dynamo_bridge.analysis.run_time_numbers import RunTimeNumbers
 from dicp.dynamo_bridge.analysis.values import difference, is_contiguous, shape_of, value_of
 from dicp.dynamo_bridge.passes.base import Pass, PassContext
 from dicp.dynamo_bridge.passes.redundancy import EqualNodes, remove_dead
@@ -44,6 +45,7 @@ class _Canonicalizer:
         self._symbols: dict[Any, fx.Node] = {}
         self._aliases = Aliases(gm.graph)
         self._equal = EqualNodes(self._aliases)
+        self._run_time = RunTimeNumbers()
 
     def run(self) -> bool:
         for node in list(self._graph.nodes):
@@ -55,6 +57,7 @@ class _Canonicalizer:
 
     def _visit(self, node: fx.Node) -> None:
         new: Rewrite = None
+        is_read = self._run_time.includes(node)
         if is_pure(node.target):
             if "val" not in node.meta or not node.users:
                 return
@@ -64,7 +67,9 @@ class _Canonicalizer:
                 new = rule(self, node)
         if new is None:
             new = self._equal.earlier(node)
-        if new is not None and new is not node:
+        if is_read and not isinstance(new, fx.Node | None):
+            self._replace_in_tensors(node, new)
+        elif new is not None and new is not node:
             self._replace(node, new)
 
     def _replace(self, node: fx.Node, new: fx.Node | int | float | bool) -> None:
@@ -74,6 +79,14 @@ class _Canonicalizer:
         node.replace_all_uses_with(new)  # type: ignore[arg-type]
         self._graph.erase_node(node)
         self._changed = True
+
+    def _replace_in_tensors(self, node: fx.Node, new: int | float | bool) -> None:
+        """Tensors take what is known of a number; checks of it read it."""
+        count = len(node.users)
+        node.replace_all_uses_with(  # type: ignore[arg-type]
+            new, lambda user: not self._run_time.includes(user)
+        )
+        self._changed |= len(node.users) < count
 
     # Symbolic integers: one node per expression.
 
