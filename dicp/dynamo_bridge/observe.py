@@ -17,6 +17,7 @@ import torch
 from torch import fx
 
 from dicp.config import Config
+from dicp.dynamo_bridge.analysis.run_time_numbers import is_number
 from dicp.dynamo_bridge.recording import (
     FORMAT,
     PROGRAM,
@@ -32,7 +33,7 @@ from dicp.errors import CompilerError, DumpFolderError, GraphRejectedError
 from dicp.origin import origin_of
 from dicp.private_files import reason_of
 from dicp.target import Executable, KernelReport, NodeReport, Program, Source, Target
-from dicp.torch_private import GraphBreak, frame_seconds
+from dicp.torch_private import GraphBreak, OpOverload, frame_seconds
 
 
 @dataclass
@@ -114,9 +115,14 @@ def breaks_text(breaks: Sequence[GraphBreak]) -> str:
 def eager_nodes(
     gm: fx.GraphModule, reason: str = "the code could not be built"
 ) -> list[NodeReport]:
-    """The report on a graph that runs operator by operator."""
+    """The report on a graph that runs operator by operator; what Python computes of numbers is no
+    operator."""
     calls = ("call_function", "call_method", "call_module")
-    return [NodeReport(origin_of(n), "eager", reason) for n in gm.graph.nodes if n.op in calls]
+    return [
+        NodeReport(origin_of(node), "eager", reason)
+        for node in gm.graph.nodes
+        if node.op in calls and (isinstance(node.target, OpOverload) or not is_number(node))
+    ]
 
 
 class FrontEnd:

@@ -10,6 +10,11 @@ aten = torch.ops.aten
 _NUMBERS = (bool, int, float, torch.SymBool, torch.SymInt, torch.SymFloat)
 
 
+def is_number(node: fx.Node) -> bool:
+    """Whether a node computes one number, symbolic or known."""
+    return isinstance(node.meta.get("val"), _NUMBERS)
+
+
 class RunTimeNumbers:
     """The nodes that read a number from a tensor, compute with it, or check it.
 
@@ -22,8 +27,7 @@ class RunTimeNumbers:
 
     def includes(self, node: fx.Node) -> bool:
         """Whether a node is one of them; asked of a graph's nodes in their order."""
-        value = node.meta.get("val")
-        if value is not None and not isinstance(value, _NUMBERS):
+        if node.meta.get("val") is not None and not is_number(node):
             return False
         reads = node.target is aten._local_scalar_dense.default
         if not reads and self._nodes.isdisjoint(node.all_input_nodes):
