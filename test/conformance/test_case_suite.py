@@ -120,7 +120,12 @@ def test_a_wrong_case_file_is_refused(tmp_path: Path, text: str, problem: str) -
     assert problem in str(error.value) and str(tmp_path / "chip.toml") in str(error.value)
 
 
-@pytest.mark.parametrize("call", ["os.system", "torch.no_such", "torch", "builtins.eval", ""])
+@pytest.mark.parametrize(
+    "call",
+    ["os.system", "torch.no_such", "torch", "builtins.eval", "", "torch.load", "torch.hub.load",
+     "torch.from_file", "torch.compile", "torch.import_ir_module", "torch.ops.load_library",
+     "dicp.cache.Cache", "torch.optim.adam.torch.load"],
+)  # fmt: skip
 def test_a_call_is_a_function_of_known_packages(call: str) -> None:
     with pytest.raises(CaseError, match="unknown call"):
         function(call)

@@ -19,8 +19,18 @@ from torch import Generator, Size, Tensor
 from dicp.errors import CaseError
 from dicp.torch_private import pytree, schema_of
 
-ROOTS: Final = ("torch", "torchvision", "dicp")
-"""The packages whose functions a case may call."""
+PLACES: Final = (
+    "torch", "torch.Tensor", "torch.fft", "torch.linalg", "torch.nn.functional", "torch.ops.aten",
+    "torch.ops.prims", "torch.special", "torchvision.ops", "dicp.conformance.suite.llama",
+    *(f"torch.optim.{name}" for name in (
+        "adadelta", "adagrad", "adam", "adamax", "adamw", "nadam", "radam", "rmsprop", "rprop",
+        "sgd",
+    )),
+)  # fmt: skip
+"""Where the functions of cases are, which may come from anybody: operators, and nothing that reads
+a file or runs code."""
+_COMPOSED: Final = ("torch.functional", "torch._lowrank", "torch._lobpcg")
+"""The modules of the operators in `torch` that are no ATen operators."""
 DATABASE_CALL: Final = "op_db:"
 """How the call of an operator begins that only PyTorch's operator database has as a function."""
 _GENERATOR: Final = re.compile(r"(\w+)(?:\(([^()]*)\))?")
@@ -253,20 +263,26 @@ def values(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
 def function(call: str) -> Callable[..., Any]:
     """The function of a dotted name, found by attributes alone.
 
-    Raises CaseError if there is none, or if it is of another package than ROOTS.
+    Raises CaseError if there is none, or if it is not in one of PLACES.
     """
     if call.startswith(DATABASE_CALL):
         from dicp.conformance.suite.database import database_function  # takes seconds
 
         return database_function(call.removeprefix(DATABASE_CALL))
+    place = call.rpartition(".")[0]
     found: Any = None
-    for place, name in _places(call):
-        found = getattr(place, name, None) if place is not None else None
-        if found is None:
-            raise CaseError(call, "call", ROOTS)
-    if not callable(found):
-        raise CaseError(call, "call", ROOTS)
+    for owner, name in _owners(call) if place in PLACES else ():
+        found = getattr(owner, name, None) if owner is not None else None
+    if not callable(found) or (place == "torch" and not _is_operator(found, call)):
+        raise CaseError(call, "call", PLACES)
     return found  # type: ignore[no-any-return]
+
+
+def _is_operator(found: Any, call: str) -> bool:
+    """Whether a function of `torch` is an operator, and not torch.load or torch.compile."""
+    name = call.rpartition(".")[2]
+    of_aten = hasattr(torch.ops.aten, name) and name != "from_file"
+    return of_aten or getattr(found, "__module__", "") in _COMPOSED
 
 
 def parameter_names(call: str, positional: int = 0, keywords: Collection[str] = ()) -> list[str]:
@@ -289,18 +305,16 @@ def parameter_names(call: str, positional: int = 0, keywords: Collection[str] = 
     return []
 
 
-def _places(call: str) -> Iterator[tuple[Any, str]]:
+def _owners(call: str) -> Iterator[tuple[Any, str]]:
     """The owners and the names of the attributes behind the longest part that is a module."""
     parts = call.split(".")
-    if parts[0] not in ROOTS or len(parts) < 2:
-        raise CaseError(call, "call", ROOTS)
-    place: Any = None
+    owner: Any = None
     known = 0
     for count in range(1, len(parts)):
         try:
-            place, known = importlib.import_module(".".join(parts[:count])), count
+            owner, known = importlib.import_module(".".join(parts[:count])), count
         except (ImportError, RuntimeError):  # no module, or an extension of another release
             break
     for name in parts[known:]:
-        yield place, name
-        place = getattr(place, name, None)
+        yield owner, name
+        owner = getattr(owner, name, None)
