@@ -356,12 +356,16 @@ def tensors_of(node: fx.Node) -> list[torch.Tensor]:
     return found
 
 
+def is_number(value: Any) -> bool:
+    """Whether the value of a node is one number, symbolic or known."""
+    return isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool, int, float, bool))
+
+
 def computes_size(node: fx.Node) -> bool:
     """Whether a node is arithmetic on sizes, or selects one of several results (getitem)."""
     if getattr(node.target, "__name__", "") == "getitem":
         return True
-    val = node.meta.get("val")
-    return isinstance(val, (torch.SymInt, torch.SymFloat, torch.SymBool, int, float, bool))
+    return is_number(node.meta.get("val"))
 
 
 @cache

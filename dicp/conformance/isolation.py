@@ -3,21 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
-import sys
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
-from dicp.config import environment_with
-from dicp.conformance.processes import exit_text, fatal_error_text
-
-
-class Tell(Protocol):
-    def __call__(self, told: Any) -> None:
-        """Hand a value that JSON holds to the process that waits."""
+from dicp.conformance.processes import exit_text, fatal_error_text, started
 
 
 @dataclass(frozen=True)
@@ -29,19 +21,12 @@ class Ended:
 
 
 def run_module(module: str, job: Mapping[str, Any], seconds: float, **variables: str) -> Ended:
-    """Run `python -m module`, which calls `task`, with `job` and environment variables.
+    """Run `python -m module`, which tells events, with `job` and environment variables.
 
     A process that does not end within `seconds` is killed.
     """
     with tempfile.TemporaryFile("w+") as errors:
-        process = subprocess.Popen(
-            [sys.executable, "-W", "ignore", "-m", module],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=errors,
-            text=True,
-            env=environment_with(**variables),
-        )
+        process = started(module, errors, **variables)
         how = ""
         try:
             out, _ = process.communicate(json.dumps(job), seconds)
@@ -56,22 +41,3 @@ def run_module(module: str, job: Mapping[str, Any], seconds: float, **variables:
         said = fatal_error_text(errors.read())
         how = how or f"the process ended {exit_text(process.returncode)}"
         return Ended(lines, f"{how}\n{said}" if said else how)
-
-
-def task() -> tuple[Any, Tell, Tell]:
-    """In the process: the job, the function that tells a mapping, and the one that ends it all.
-
-    What else is printed goes to stderr.
-    """
-    job = json.load(sys.stdin)
-    answers = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)
-
-    def tell(told: Any) -> None:
-        answers.write(json.dumps(told) + "\n")
-
-    def end(told: Any) -> None:
-        tell({"end": told})
-        os._exit(0)  # past what libraries do at exit
-
-    return job, tell, end

@@ -144,15 +144,21 @@ class _UnitRun:
                 return running, True, ""
 
 
-def _started(unit: Unit, done: list[list[str]], errors: IO[str]) -> subprocess.Popen[str]:
-    process = subprocess.Popen(
-        [sys.executable, "-W", "ignore", "-m", unit.worker],
+def started(module: str, errors: IO[str], **variables: str) -> subprocess.Popen[str]:
+    """A new process of `python -m module`, with environment variables of its own."""
+    return subprocess.Popen(
+        [sys.executable, "-W", "ignore", "-m", module],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=errors,
         text=True,
-        env=environment_with(PYTORCH_TESTING_DEVICE_ONLY_FOR=unit.device, DIPU_MOCK_CUDA="false"),
+        env=environment_with(**variables),
     )
+
+
+def _started(unit: Unit, done: list[list[str]], errors: IO[str]) -> subprocess.Popen[str]:
+    variables = {"PYTORCH_TESTING_DEVICE_ONLY_FOR": unit.device, "DIPU_MOCK_CUDA": "false"}
+    process = started(unit.worker, errors, **variables)
     assert process.stdin is not None
     job: dict[str, Any] = asdict(unit)  # type: ignore[call-overload]
     process.stdin.write(json.dumps({**job, "done": done}))

@@ -90,7 +90,7 @@ def summary(
     failures = [row for row in rows if row.result in FAILURES]
     if failures:
         parts += ["## Failures", "\n".join(
-            f"- {row.result}: `{row.file}` `{row.cls}` `{row.test}`: {_escaped(row.first_line)}"
+            f"- {row.result}: `{row.file}` `{row.cls}` `{row.test}`: {escaped(row.first_line)}"
             for row in failures
         )]  # fmt: skip
     if before:
@@ -133,5 +133,6 @@ def _rate(count: Counter[str]) -> float:
     return count["passed"] / ran if ran else 2.0
 
 
-def _escaped(text: str) -> str:
+def escaped(text: str) -> str:
+    """A text in Markdown, which may be a table's cell."""
     return text.replace("|", "\\|").replace("<", "\\<")

@@ -17,7 +17,6 @@ import torch
 from torch import fx
 
 from dicp.config import Config
-from dicp.dynamo_bridge.analysis.run_time_numbers import is_number
 from dicp.dynamo_bridge.recording import (
     FORMAT,
     PROGRAM,
@@ -32,7 +31,7 @@ from dicp.dynamo_bridge.timed import TimedExecutable
 from dicp.errors import CompilerError, DumpFolderError, GraphRejectedError
 from dicp.origin import origin_of
 from dicp.private_files import reason_of
-from dicp.target import Executable, KernelReport, NodeReport, Program, Source, Target
+from dicp.target import Executable, KernelReport, NodeReport, Program, Source, Target, is_number
 from dicp.torch_private import GraphBreak, OpOverload, frame_seconds
 
 
@@ -121,7 +120,8 @@ def eager_nodes(
     return [
         NodeReport(origin_of(node), "eager", reason)
         for node in gm.graph.nodes
-        if node.op in calls and (isinstance(node.target, OpOverload) or not is_number(node))
+        if node.op in calls
+        and (isinstance(node.target, OpOverload) or not is_number(node.meta.get("val")))
     ]
 
 

@@ -30,6 +30,7 @@ from dicp.torch_private import (
     symbols_in,
 )
 
+_NO_CALLS = (*LEAVES, "output")
 DATA_DEPENDENT = "depends on a size or number known only at run time"
 
 
@@ -47,7 +48,7 @@ class Part:
 def split_data_dependent(gm: fx.GraphModule, info: GraphInfo) -> list[Part]:
     """The parts of a graph in execution order; none where no node depends on data."""
     read = RunTimeNumbers()
-    nodes = [node for node in gm.graph.nodes if node.op not in (*LEAVES, "output")]
+    nodes = [node for node in gm.graph.nodes if node.op not in _NO_CALLS]
     eager = {node for node in nodes if read.includes(node) or _depends_on_data(node)}
     if not eager:
         return []
@@ -88,7 +89,7 @@ def _levels(graph: fx.Graph, eager: set[fx.Node]) -> dict[fx.Node, int]:
     writes: list[fx.Node] = []
     draws: list[fx.Node] = []
     for node in graph.nodes:
-        if node.op in (*LEAVES, "output"):
+        if node.op in _NO_CALLS:
             continue
         before = [n for n in node.all_input_nodes if n in levels] + writes
         if is_mutating(node.target):

@@ -9,7 +9,6 @@ from dicp.errors.base import *
 from dicp.errors.compilation import *
 from dicp.errors.conformance import *
 from dicp.errors.execution import *
-from dicp.errors.gguf import *
 from dicp.errors.setup import *
 from dicp.errors.tools import *
 from dicp.errors.warnings import *

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from dicp.errors.base import DicpError
 from dicp.errors.text import at, did_you_mean, indented, nearest, sentence, shortened
 
 __all__ = [
-    "CaptureFormatError", "CaseError", "CaseFileError", "ConformanceConfigError",
-    "OldDeviceConfigError", "OperatorNameError", "OverflowFoundError", "RecordingMismatchError",
-    "ReferenceDataError", "ReportOutputError", "ReportScriptError", "ReportSourceError",
-    "ResultsFileError", "TestFileError", "ToolVariableError", "UnknownFeatureError",
+    "CaptureFormatError", "OperatorNameError", "OverflowFoundError", "RecordingMismatchError",
+    "ReportOutputError", "ReportScriptError", "ReportSourceError", "ResultsFileError",
+    "TestFileError", "ToolVariableError", "UnknownFeatureError",
 ]  # fmt: skip
 
 
@@ -136,65 +135,6 @@ class RecordingMismatchError(DicpError, ValueError):
             + "\n".join(f"  {line}" for line in shortened(differences))
             + "\nGive one_iter.compare those that were recorded, with the same settings, or record "
             "these with dicp.op_tools.one_iter.record."
-        )
-
-
-class ConformanceConfigError(DicpError):
-    """A configuration of conformance tests with an entry that has no meaning."""
-
-    def __init__(self, path: Path, line: int, problem: str) -> None:
-        self.path = path
-        self.line = line
-        self.problem = problem
-        super().__init__(
-            f"{path}:{line}: {problem}. dicp/conformance/configuration.py shows the form."
-        )
-
-
-class CaseError(DicpError):
-    """A text of a case that names nothing: its call, or what draws a tensor."""
-
-    def __init__(self, text: str, what: str, known: Iterable[str]) -> None:
-        self.text = text
-        self.what = what
-        names = list(known)
-        super().__init__(
-            f"unknown {what} {text!r}.{did_you_mean(nearest(text, names))} "
-            f"It begins with one of: {', '.join(names)}."
-        )
-
-
-class CaseFileError(DicpError):
-    """A case file with an entry that has no meaning; `case`: the entry's name."""
-
-    def __init__(self, path: Path, case: str, problem: str) -> None:
-        self.path = path
-        self.case = case
-        self.problem = problem
-        where = f"case {case!r}: " if case else ""
-        super().__init__(
-            f"{path}: {where}{sentence(problem)} dicp/conformance/suite/files.py shows the form."
-        )
-
-
-class ReferenceDataError(DicpError):
-    """Reference data that are absent, damaged or of another version; `command` makes them."""
-
-    def __init__(self, path: Path, problem: str, command: str) -> None:
-        self.path = path
-        self.problem = problem
-        self.command = command
-        super().__init__(f"{path}: {sentence(problem)} `{command}` makes reference data.")
-
-
-class OldDeviceConfigError(DicpError):
-    """A device configuration in Python, which is not run."""
-
-    def __init__(self, path: Path, new: Path) -> None:
-        self.path = path
-        command = f"python -m dicp.conformance convert-config {path} -o {new}"
-        super().__init__(
-            f"{path} is a configuration in Python, which is not run. Convert it: `{command}`."
         )
 
 

@@ -24,7 +24,7 @@ from dicp.operator_choice import ASKED_EAGER, check_eager, kept_eager
 from dicp.origin import origin_of
 from dicp.rule_errors import InvalidResult, naming_rule, paired_results
 from dicp.rules import NoRule, RuleEntry, RuleTable
-from dicp.target import Decision, LowerContext, NodeReport, unreadable
+from dicp.target import Decision, LowerContext, NodeReport, is_number, unreadable
 from dicp.torch_private import (
     OpOverload,
     expression_of,
@@ -33,8 +33,6 @@ from dicp.torch_private import (
     is_plain_symbol,
     schema_of,
 )
-
-NUMBERS = (torch.SymInt, torch.SymFloat, torch.SymBool, int, float, bool)
 
 
 @dataclass(eq=False)
@@ -129,7 +127,7 @@ class Lowering:
         if _is_getitem(node):
             source = self._map(node.args[0])
             return source[node.args[1]] if isinstance(source, (list, tuple)) else source
-        if isinstance(val, NUMBERS):
+        if is_number(val):
             if not isinstance(node.target, OpOverload) or _only_sizes(node):
                 return val
         self.builder.origin = origin_of(node)
@@ -272,7 +270,7 @@ class Lowering:
                 return [receive(f) for f in fake]
             slot = Slot(self._slot_name(), fake)
             outs.append(slot)
-            if isinstance(fake, NUMBERS):  # rules take what is known of it, calls the number
+            if is_number(fake):  # rules take what is known of it, calls the number
                 return slot
             return Entry(fake, slot) if isinstance(fake, torch.Tensor) else None
 

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from dicp.conformance.families.adaptation import Verdict, runs_on
+from dicp.conformance.rows import escaped
 from dicp.template import render_html
 from dicp.testing.backends import BackendUnderTest
 from dicp.vendor import CHIPS_WITHOUT_TARGET
@@ -94,5 +95,4 @@ def columns_of(backends: Sequence[str], by_chip: bool) -> list[Column]:
 
 
 def _line(cells: Sequence[str]) -> str:
-    texts = (cell.replace("|", "\\|").replace("<", "\\<") for cell in cells)
-    return f"| {' | '.join(texts)} |"
+    return f"| {' | '.join(map(escaped, cells))} |"

@@ -13,7 +13,7 @@ import typer
 
 from dicp.conformance.configuration import FILE, found_in
 from dicp.conformance.names import DTYPES, EAGER_DEVICE
-from dicp.conformance.rows import FAILURES, RESULTS, Row
+from dicp.conformance.rows import FAILURES, Row, totals
 from dicp.conformance.suite.convert import converted
 from dicp.conformance.suite.convert_cases import converted_cases
 from dicp.conformance.suite.coverage import DECISIONS, coverage_of, write_coverage
@@ -159,9 +159,7 @@ def _compared(
         sys.stdout.write(f"a skip matches no case: {skip}\n")
     what = f"{f'compiled by {unit.backend}, ' if unit.backend else ''}on {unit.device}"
     written = write_reports(found.rows, workbook, html, f"Operator cases {what}")
-    counts = Counter(row.result for row in found.rows)
-    totals = ", ".join(f"{counts[result]} {result}" for result in RESULTS)
-    sys.stdout.write(f"{totals}; {', '.join(map(str, written))}\n")
+    sys.stdout.write(f"{totals(found.rows)}; {', '.join(map(str, written))}\n")
     return 1 if found.failures else 0
 
 
@@ -200,8 +198,8 @@ def coverage(
     written = write_coverage(rows, out, f"Operators of {backend}")
     counts = Counter(row.decision for row in rows)
     failing = sum(bool(row.failing) for row in rows)
-    totals = ", ".join(f"{counts[decision]} {decision}" for decision in DECISIONS)
-    sys.stdout.write(f"{totals}, {failing} failing; {', '.join(map(str, written))}\n")
+    decided = ", ".join(f"{counts[decision]} {decision}" for decision in DECISIONS)
+    sys.stdout.write(f"{decided}, {failing} failing; {', '.join(map(str, written))}\n")
 
 
 def list_operators(fname: Names = [ALL]) -> None:  # noqa: B006

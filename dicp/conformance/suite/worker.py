@@ -6,7 +6,6 @@ It reads its unit as JSON from stdin and tells of its tests as the worker of `to
 from __future__ import annotations
 
 import faulthandler
-import importlib
 import json
 import os
 import sys
@@ -19,7 +18,7 @@ from typing import Any
 
 import torch
 
-from dicp.conformance.names import EAGER_DEVICE
+from dicp.conformance.answers import open_answers, register
 from dicp.conformance.suite.reference import OperatorData, write
 from dicp.conformance.suite.runs import CaseUnit, Outcome, Runner
 from dicp.conformance.suite.sources import cases_of
@@ -34,14 +33,8 @@ def main() -> None:
     given: dict[str, Any] = json.load(sys.stdin)
     done = given.pop("done")
     unit = CaseUnit(**given)
-    answers = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)  # what operators print goes to stderr
-
-    def tell(**event: Any) -> None:
-        answers.write(json.dumps(event) + "\n")
-
-    if unit.device == EAGER_DEVICE:
-        importlib.import_module("dicp.device.active")  # registers it
+    tell = open_answers()
+    register(unit.device)
     kinds = {"gen_data": _generated, "run_test": _compared}
     names, tests = kinds[unit.task](unit)
     tell(tests=names)

@@ -8,20 +8,20 @@ from __future__ import annotations
 
 import faulthandler
 import functools
-import importlib
 import json
 import os
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import pytest
 import torch
 
+from dicp.conformance.answers import Tell, open_answers, register
 from dicp.conformance.configuration import Configuration
-from dicp.conformance.names import EAGER_DEVICE, OPERATOR_DATABASE, OperatorNames, TestName
+from dicp.conformance.names import OPERATOR_DATABASE, OperatorNames, TestName
 from dicp.conformance.torch_tests.op_tests import OperatorCase, dtypes_of, full_name
 from dicp.testing.backends import BackendUnderTest
 
@@ -31,12 +31,10 @@ def main() -> None:
     faulthandler.enable()
     torch.set_num_threads(1)
     unit: dict[str, Any] = json.load(sys.stdin)
-    answers = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)  # what operators print goes to stderr
-    if unit["device"] == EAGER_DEVICE:
-        importlib.import_module("dicp.device.active")  # registers it
+    tell = open_answers()
+    register(unit["device"])
     path = Path(unit["path"])
-    plugin = Plugin(unit, answers)
+    plugin = Plugin(unit, tell)
     if unit["file"] != OPERATOR_DATABASE:
         sys.path.insert(0, str(path.parent))  # where PyTorch's tests import from each other
     else:
@@ -48,7 +46,7 @@ def main() -> None:
          "-p", "no:cacheprovider", "-p", "no:xdist", "-p", "no:timeout", "-p", "no:warnings"],
         plugins=[plugin],
     )  # fmt: skip
-    plugin.tell(end=True)
+    tell(end=True)
 
 
 @dataclass
@@ -56,13 +54,10 @@ class Plugin:
     """The hooks of pytest that choose the tests, hand out operators and report."""
 
     unit: dict[str, Any]
-    answers: IO[str]
+    tell: Tell
     result: str = "passed"
     reason: str = ""
     seconds: float = 0.0
-
-    def tell(self, **event: Any) -> None:
-        self.answers.write(json.dumps(event) + "\n")
 
     @functools.cached_property
     def settings(self) -> Configuration:

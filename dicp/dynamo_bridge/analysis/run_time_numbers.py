@@ -5,14 +5,9 @@ from __future__ import annotations
 import torch
 from torch import fx
 
+from dicp.target import is_number
+
 aten = torch.ops.aten
-
-_NUMBERS = (bool, int, float, torch.SymBool, torch.SymInt, torch.SymFloat)
-
-
-def is_number(node: fx.Node) -> bool:
-    """Whether a node computes one number, symbolic or known."""
-    return isinstance(node.meta.get("val"), _NUMBERS)
 
 
 class RunTimeNumbers:
@@ -27,7 +22,8 @@ class RunTimeNumbers:
 
     def includes(self, node: fx.Node) -> bool:
         """Whether a node is one of them; asked of a graph's nodes in their order."""
-        if node.meta.get("val") is not None and not is_number(node):
+        value = node.meta.get("val")
+        if value is not None and not is_number(value):
             return False
         reads = node.target is aten._local_scalar_dense.default
         if not reads and self._nodes.isdisjoint(node.all_input_nodes):
