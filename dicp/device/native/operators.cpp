@@ -166,7 +166,11 @@ at::Tensor HostCall::on_device(const at::Tensor& tensor) {
   const c10::Device place(kType, c10::DeviceIndex(device_));
   auto* impl = tensor.storage().unsafeGetStorageImpl();
   at::Tensor made;
-  if (const auto* known = twin_of(device_storages_, impl)) {
+  if (tensor._is_zerotensor()) {  // which has no memory
+    made = at::detail::empty_strided_generic(tensor.sizes(), tensor.strides(), device_allocator(),
+                                             kDeviceKeys, tensor.scalar_type());
+    fill_with_zeros(made);
+  } else if (const auto* known = twin_of(device_storages_, impl)) {
     made = over(*known, kDeviceKeys, tensor, tensor.storage_offset());
   } else if (host_addressable() && (impl->nbytes() == 0 || block_of(impl->data_ptr()))) {
     c10::Storage storage(c10::Storage::use_byte_size_t(), impl->nbytes(),
