@@ -69,6 +69,7 @@ tops: $(READY)
 docs: $(READY)
 	$(RUN) docs/rooms.py
 	$(RUN) docs/environment.py
+	$(RUN) docs/operator_library.py
 	$(RUN) docs/op_tools_output.py
 	$(RUN) docs/report_picture.py
 

@@ -54,6 +54,7 @@ RANKS = {
     "toolchain": 3,
     "loop": 4,
     "graphop": 4,
+    "oplib": 4,
     "codegen": 5,
     "gpu": 5,
     "vendor": 6,

@@ -61,7 +61,7 @@ def test_no_block_of_commands_escapes(page: Path) -> None:
     """What looks like a block of code is fenced, in a language that a test runs or that shows."""
     source = page.read_text()
     languages = re.findall(r"^```([^\n]*)\n.*?^```$", source, re.M | re.S)
-    assert set(languages) <= {"python", "sh", "text", "toml", "yaml", "mermaid"}
+    assert set(languages) <= {"python", "sh", "cpp", "text", "toml", "yaml", "mermaid"}
     outside = re.sub(r"^```.*?^```$", "", source, flags=re.M | re.S)
     assert not re.findall(r"^(?: {4}|\t)\S.*", outside, re.M), "fence it"
 

@@ -3,7 +3,7 @@
 // Names and layouts are those of the public interface DIOPI, so that a library built for it serves
 // here. The library exports functions such as
 //   diopiError_t diopiAdd(context, out, input, other, alpha);
-// dicp/device/operator_library.py lists those that are called. It calls the functions declared
+// `python -m dicp.oplib header` declares them all. It calls the functions declared
 // here, which the device exports, for what it has to know of tensors, for memory and for the
 // stream to work on. Every function returns diopiSuccess or another status.
 #pragma once
