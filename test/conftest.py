@@ -7,8 +7,9 @@ pytest -c test/cpu_scripts/ops/static.ini --backend cpugraph --dynamic false
 
 from __future__ import annotations
 
+import gc
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,17 @@ def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("--device", "cpu") == "dipu":
         import dicp.device.active  # noqa: F401  registers the device; DIPU_MOCK_CUDA=0 for its own name
     config.pluginmanager.import_plugin(FIXTURES)
+
+
+@pytest.fixture
+def own_objects() -> Iterator[None]:
+    """Collections of garbage visit the objects of this test alone.
+
+    Those of the modules and tests before it are millions, which take seconds each time.
+    """
+    gc.freeze()
+    yield
+    gc.unfreeze()
 
 
 @pytest.fixture

@@ -53,6 +53,7 @@ HOLDERS: dict[str, Callable[[Tensor], Any]] = {
 }
 
 
+@pytest.mark.usefixtures("own_objects")
 @pytest.mark.parametrize("holder", HOLDERS)
 def test_memory_is_reused_once_the_caller_has_dropped_it(holder: str) -> None:
     allocate = warm(HostMemory())

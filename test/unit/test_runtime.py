@@ -79,6 +79,7 @@ def test_an_error_leaves_the_graph_usable() -> None:
         torch.testing.assert_close(compiled(x, y), divide(x, y))
 
 
+@pytest.mark.usefixtures("own_objects")
 def test_inputs_and_results_are_released() -> None:
     compiled = torch.compile(lambda x: (x + 1).softmax(-1), backend="cpugraph")
     x = torch.rand(1000, 100)

@@ -78,6 +78,7 @@ def resident() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
 
 
+@pytest.mark.usefixtures("own_objects")
 def test_memory_after_a_large_call(tmp_path: Path) -> None:
     """It is what it was before, whether anything is called afterwards or not."""
 
