@@ -105,9 +105,6 @@ class DeviceSettings:
     log_fallback: bool = setting(
         BOOLEAN, "DIPU_LOG_FALLBACK_INFO", "log operators that run on the CPU", default=False
     )
-    check_device: bool = setting(
-        BOOLEAN, "DIPU_CHECK_TENSOR_DEVICE", "check the devices of operands", default=False
-    )
     synchronous: bool = setting(
         BOOLEAN, "DIPU_SYNC_EXEC_MODE", "wait for the device after every operator", default=False
     )

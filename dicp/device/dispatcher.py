@@ -27,7 +27,6 @@ from dicp.device.scalars import with_tensor_for_scalar
 from dicp.device.schemas import (
     Functional,
     arguments_of,
-    bound,
     bound_with_results,
     functional_of,
     inputs_of,
@@ -40,7 +39,7 @@ from dicp.device.schemas import (
     without_values,
 )
 from dicp.dynamo_bridge.decompose import InDomain, decompositions
-from dicp.errors import FallbackWarning, MixedDevicesError
+from dicp.errors import FallbackWarning
 from dicp.target import Target
 from dicp.torch_private import (
     OpOverload,
@@ -128,9 +127,6 @@ class Dispatcher:
     # ---- entry ----------------------------------------------------------------------------------
 
     def __call__(self, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if self.settings.check_device:
-            check_devices(op, args, kwargs)
-
         def run() -> Any:
             return self.run(op, args, kwargs)
 
@@ -147,9 +143,7 @@ class Dispatcher:
 
     def update_watching(self) -> None:
         """Whether every call has to come through Python."""
-        settings = self.settings
-        on = bool(self.observers) or settings.synchronous or settings.check_device
-        self.native.set_watching(on)
+        self.native.set_watching(bool(self.observers) or self.settings.synchronous)
 
     @contextmanager
     def forcing(self) -> Iterator[None]:
@@ -503,25 +497,6 @@ def place_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> torch.device | N
         if isinstance(leaf, torch.device) and leaf.type == DEVICE_TYPE:
             asked = leaf
     return asked
-
-
-def check_devices(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-    """Raises MixedDevicesError unless every tensor lies on the operator's device.
-
-    Numbers may lie on the host: tensors without dimensions.
-    """
-    found: tuple[str, torch.device] | None = None
-    for name, value in bound(op, args, kwargs).items():
-        for tensor in pytree.tree_leaves(value):
-            if not isinstance(tensor, torch.Tensor):
-                continue
-            place = true_device(tensor)
-            if place.type != DEVICE_TYPE and tensor.dim() == 0:
-                continue
-            if found is None:
-                found = (name, place)
-            elif place != found[1]:
-                raise MixedDevicesError(name_of(op), *found, name, place)
 
 
 def _dropout(input: torch.Tensor, p: float, train: bool | None) -> tuple[Any, Any]:

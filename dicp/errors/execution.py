@@ -11,9 +11,8 @@ from dicp.errors.text import amount, at, compiled_from, sentence
 __all__ = [
     "CollectiveError", "DeviceError", "DeviceMemoryError", "DeviceMovedError", "HostMemoryError",
     "IndexOutOfBoundsError", "InputLayoutError", "InputMismatchError",
-    "IntegerDivisionByZeroError", "LaunchError", "MixedDevicesError", "ModelMismatchError",
-    "NarrowingError", "ResultMismatchError", "RunFailureError", "RunStatusError",
-    "SizeMismatchError",
+    "IntegerDivisionByZeroError", "LaunchError", "ModelMismatchError", "NarrowingError",
+    "ResultMismatchError", "RunFailureError", "RunStatusError", "SizeMismatchError",
 ]  # fmt: skip
 
 
@@ -228,17 +227,6 @@ class IntegerDivisionByZeroError(DicpError, ZeroDivisionError):
         super().__init__(
             f"{op}: integer division or remainder by zero.{at(user_line)} "
             "Mask the divisor, or divide in a floating-point type."
-        )
-
-
-class MixedDevicesError(DicpError):
-    """An operator of the device was called with tensors of two devices."""
-
-    def __init__(self, operator: str, name: str, place: Any, other: str, elsewhere: Any) -> None:
-        self.operator = operator
-        super().__init__(
-            f"{operator}: argument {name!r} lies on {place} and argument {other!r} on "
-            f"{elsewhere}; move one of them with .to()."
         )
 
 

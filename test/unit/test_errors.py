@@ -39,7 +39,6 @@ from dicp.errors import (
     InvalidTargetError,
     LaunchError,
     MissingPackageError,
-    MixedDevicesError,
     ModelMismatchError,
     NarrowingError,
     NewVendorError,
@@ -89,11 +88,6 @@ CASES: list[tuple[DicpError, str]] = [
         DeviceRegistrationError("PrivateUse1 is named 'other' already", "Import one of them"),
         "the eager device cannot be registered: PrivateUse1 is named 'other' already. Import one "
         "of them.",
-    ),
-    (
-        MixedDevicesError("add.out", "self", "dipu:0", "other", "cpu"),
-        "add.out: argument 'self' lies on dipu:0 and argument 'other' on cpu; move one of them "
-        "with .to().",
     ),
     (
         CollectiveError("dicp_rt_broadcast", 1, 4, 7, "the link is down"),

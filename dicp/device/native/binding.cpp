@@ -1,6 +1,7 @@
 // The Python module: the path of every operator, autocast, and what the Python side asks for.
 #include <ATen/ScalarOps.h>
 #include <ATen/autocast_mode.h>
+#include <ATen/core/op_registration/adaption.h>
 #include <ATen/native/transformers/attention.h>
 #include <ATen/ops/_fused_sdp_choice_ops.h>
 #include <ATen/record_function.h>
@@ -99,7 +100,36 @@ void call_python(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   }
 }
 
+// PyTorch's operators whose operands may lie on several devices.
+bool takes_several_devices(const std::string& name) {
+  return name.rfind("aten::", 0) != 0 || name.rfind("aten::_foreach_", 0) == 0 ||
+         name == "aten::bernoulli_" || name == "aten::is_set_to";
+}
+
+// Raises PyTorch's error unless the tensors lie on one device. Numbers and indices may lie on the host.
+void check_devices(const c10::OperatorHandle& op, const torch::jit::Stack& stack) {
+  const auto& schema = op.schema();
+  if (takes_several_devices(schema.name())) return;
+  const auto& arguments = schema.arguments();
+  const size_t first = stack.size() - arguments.size();
+  std::optional<c10::Device> common;
+  for (size_t k = 0; k < arguments.size(); ++k) {
+    const auto check = [&](const at::Tensor& tensor) {
+      if (tensor.defined() && (tensor.dim() > 0 || !tensor.is_cpu()))
+        c10::impl::check_and_update_common_device(common, tensor, schema.name().c_str() + 6,
+                                                  arguments[k].name().c_str());
+    };
+    const auto& value = stack[first + k];
+    if (value.isTensor()) {
+      check(value.toTensor());
+    } else if (value.isTensorList()) {
+      for (const c10::IValue& item : value.toListRef()) check(item.toTensor());
+    }
+  }
+}
+
 void choose_path(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
+  check_devices(op, *stack);
   const c10::ArrayRef<const c10::IValue> arguments(
       stack->data() + stack->size() - op.schema().arguments().size(), stack->data() + stack->size());
   RECORD_USER_SCOPE_WITH_INPUTS("dipu_" + short_name(op.schema().name()), arguments);
