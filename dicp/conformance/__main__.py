@@ -15,6 +15,7 @@ from dicp.conformance.device_checks.commands import utest
 from dicp.conformance.families.commands import models
 from dicp.conformance.per_operator.gguf_commands import app as gguf_app
 from dicp.conformance.processes import run
+from dicp.conformance.recorded.commands import record
 from dicp.conformance.rows import FAILURES, Row, read_rows, summary, table, totals
 from dicp.conformance.suite.commands import add_commands, check_names
 from dicp.conformance.torch_tests.plan import plan_of
@@ -84,6 +85,7 @@ def torch_tests(
 
 add_commands(app)
 app.command("models")(models)
+app.command("record")(record)
 app.command("utest")(utest)
 
 

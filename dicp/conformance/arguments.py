@@ -10,11 +10,15 @@ MODES: Final = {"test": "run_test"}
 """Modes that have another name as a sub-command."""
 SEVERAL: Final = ("--fname", "--filter_dtype")
 DEFAULT: Final = "run_test"
+MODEL_LIST: Final = "--get_model_list"
+"""An option of the public suite that is a command of its own."""
 
 
 def as_commands(arguments: Sequence[str], commands: Collection[str]) -> list[str]:
     """The arguments with a sub-command in front; without any arguments, the help."""
     rest = _one_value_each(arguments)
+    if MODEL_LIST in rest:
+        return [MODEL_LIST.removeprefix("--"), *(text for text in rest if text != MODEL_LIST)]
     if not rest or rest[0] in ("--help", "-h"):
         return ["--help"]
     mode, rest = _mode(rest)

@@ -11,7 +11,7 @@ from dicp.errors.text import did_you_mean, nearest, sentence
 __all__ = [
     "CaseError", "CaseFileError", "ConformanceConfigError", "FamilyNameError",
     "FamilyPackageError", "GgufFileError", "MissingPackageError", "OldDeviceConfigError",
-    "ReferenceDataError",
+    "RecordedScriptError", "ReferenceDataError",
 ]  # fmt: skip
 
 
@@ -50,6 +50,18 @@ class CaseFileError(DicpError):
         where = f"case {case!r}: " if case else ""
         super().__init__(
             f"{path}: {where}{sentence(problem)} dicp/conformance/suite/files.py shows the form."
+        )
+
+
+class RecordedScriptError(DicpError):
+    """A command that cannot be recorded."""
+
+    def __init__(self, command: str, problem: str) -> None:
+        self.command = command
+        self.problem = problem
+        super().__init__(
+            f"cannot record {command!r}: {problem}. It has to be `python FILE ...` or "
+            "`python -m MODULE ...`, and to end with status 0 by itself."
         )
 
 

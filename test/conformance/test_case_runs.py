@@ -15,11 +15,16 @@ from typer.testing import CliRunner
 from dicp.conformance.__main__ import app
 from dicp.conformance.arguments import as_commands
 from dicp.conformance.configuration import Configuration, found_in
+from dicp.conformance.rows import Row
 from dicp.conformance.suite.case import Case, Operand
 from dicp.conformance.suite.convert import converted
 from dicp.conformance.suite.convert_cases import converted_cases
 from dicp.conformance.suite.files import read_case_file
+from dicp.conformance.suite.generated import StoredCases
+from dicp.conformance.suite.history import kept
+from dicp.conformance.suite.plan import log_row, logger
 from dicp.conformance.suite.reference import computed, write
+from dicp.conformance.suite.reports import cells
 from dicp.conformance.suite.runs import CaseUnit, Runner
 from dicp.conformance.suite.sources import cases_of, chosen
 from dicp.errors import (
@@ -130,10 +135,12 @@ def test_a_backend_from_case_file_to_report(tmp_path: Path) -> None:
     assert status == 0 and "0 cases, 0 bytes" in said and "1 operators were there" in said
     status, said = run(
         "--backend", "cpugraph", "--fname", "token_.*", *data, "--filter_dtype", "float16",
+        "--profile", "--num_iterations", "1", "--use_db", "--db_path", str(tmp_path / "runs.db"),
         "--test_result_path", str(tmp_path / "report.xlsx"),
     )  # fmt: skip
     assert status == 0, said
-    assert "4 passed, 0 failed, 2 skipped, 0 crashed" in said
+    assert "4 passed, 0 failed, 2 skipped, 0 crashed" in said and "runs.db" in said
+    assert said.count("% of copy bandwidth") == 4 and (tmp_path / "runs.db").exists()
     report = json.loads((tmp_path / "report.json").read_text())
     decided = [case["details"].get("decisions") for case in report["cases"]]
     assert {"compiled", "library"} & set(decided[0].values())
@@ -347,3 +354,67 @@ def test_an_old_configuration_that_computes_is_refused(tmp_path: Path) -> None:
     path.write_text("device_configs = {\n'relu': dict(atol=__import__('os').getpid())}\n")
     with pytest.raises(ConformanceConfigError, match="py:2: .*more than data"):
         converted(path)
+
+
+def test_a_profile_times_cases_that_pass(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("dicp.conformance.suite.runs.COPIED_BYTES", 1 << 16)
+    unit = CaseUnit("", "run_test", "cpu", "", (), profile=3)
+    case = Case("neg", "k", "torch.neg_", "float32", (Operand((1 << 20,), "float32"),))
+    runner = Runner(unit)
+    found = runner.outcome(computed(replace(case, inplace=True)))
+    assert found.result == "passed"
+    took, eager, share = (found.details[name] for name in ("ms", "eager_ms", "copy_share"))
+    assert took > 1e-3 and eager > 1e-3, "four megabytes take longer"
+    assert share == pytest.approx((2 << 22) / (took / 1e3) / runner.bandwidth)
+    row = Row("", "neg", "k", "passed", "", 0.1, found.details)
+    assert f"{took:.3g}" in cells(row)
+    log_row(logger(), row, 0)
+    said = capsys.readouterr().out
+    assert re.search(r"neg succeed: [\d.]+ ms, eager [\d.]+ ms, \d+% of copy bandwidth", said)
+    assert "ms" not in Runner(replace(unit, profile=0)).outcome(computed(case)).details
+
+
+def test_results_are_kept_and_compared_with_the_last_run(tmp_path: Path) -> None:
+    path = tmp_path / "cache" / "runs.db"
+    first = [Row("run_test 0", "abs", "k", "passed"), Row("run_test 0", "sin", "k", "passed")]
+    assert kept(path, "on a", first) is None
+    assert kept(path, "on b", first) is None, "of another device"
+    wrong = [Row("run_test 1", "sin", "k", "failed", "max abs error 1", 0.1, {"max_error": 1.0})]
+    assert kept(path, "on a", wrong) == ["- `` `sin` `k`: passed -> failed"]
+    assert kept(path, "on a", wrong) == []
+    (tmp_path / "x.db").write_text("no database, but long enough to be read as the head of one")
+    with pytest.raises(ResultsFileError, match=r"not a database.*run_test --use_db"):
+        kept(tmp_path / "x.db", "on a", first)
+    status, said = run("run_test", "--use_db", "--db_path", "postgres://host/x")
+    assert status == 2 and "is no SQLite file: sqlite:///PATH" in unframed(said)
+
+
+def test_cases_as_files_of_pytest(tmp_path: Path) -> None:
+    data, files = str(tmp_path / "data"), tmp_path / "gencases"
+    for name in ("cos", "sin"):
+        write(tmp_path / "data", name, [unary(name)], "cpu", {})
+    status, said = run(
+        "--mode", "gen_case", "--device", "cpu", "--data", data, "--case_output_dir", str(files)
+    )
+    assert status == 0 and said == f"2 files in {files}\n"
+    written = files / "test_cos.py"
+    written.write_text(written.read_text().replace("operator='cos'", "operator='none'"))
+    quiet = "-q -p no:cacheprovider -p no:xdist"
+    status, said = run("run_test", "--test_cases_path", str(files / "test_sin.py"),
+                       "--pytest_args", f"{quiet} -k float32")  # fmt: skip
+    assert status == 0 and "1 passed" in said
+    status, said = run("run_test", "--test_cases_path", str(files), "--pytest_args", quiet)
+    assert status == 2 and "gen_data --fname none" in said
+    status, said = run("run_test", "--test_cases_path", str(tmp_path / "none"))
+    assert status == 2 and "`gen_case` writes it" in unframed(said)
+    wrong = computed(unary("cos"))
+    failing = StoredCases("cos", data, "", "cpu")
+    vars(failing)["_references"] = {"k": replace(wrong, case=replace(wrong.case, call="torch.exp"))}
+    with pytest.raises(pytest.fail.Exception, match="max abs error"):
+        failing.check("k")
+    (tmp_path / "device_config.toml").write_text('[[skip]]\noperator = "sin"\nreason = "slow"\n')
+    skipped = StoredCases("sin", data, "", "cpu", str(tmp_path / "device_config.toml"))
+    with pytest.raises(pytest.skip.Exception, match="slow"):
+        skipped.check("float32-0")

@@ -124,7 +124,9 @@ def test_a_wrong_case_file_is_refused(tmp_path: Path, text: str, problem: str) -
     "call",
     ["os.system", "torch.no_such", "torch", "builtins.eval", "", "torch.load", "torch.hub.load",
      "torch.from_file", "torch.compile", "torch.import_ir_module", "torch.ops.load_library",
-     "dicp.cache.Cache", "torch.optim.adam.torch.load"],
+     "dicp.cache.Cache", "torch.optim.adam.torch.load", "torch.ops.aten.from_file",
+     "torch.ops.aten.from_file.default", "torch.ops.aten.add.overloads",
+     "torch.ops.aten.add.Tensor.name"],
 )  # fmt: skip
 def test_a_call_is_a_function_of_known_packages(call: str) -> None:
     with pytest.raises(CaseError, match="unknown call"):

@@ -354,20 +354,21 @@ def test_damaged_captures_are_named(capsys: pytest.CaptureFixture[str]) -> None:
     assert f"capture '{folder}/input' cannot be read" in capsys.readouterr().err
 
 
+UNIT = "uniform(0, 1)"
+
+
 def test_captures_become_cases() -> None:
     with op_tools.OpCapture(["torch.cat", "torch.add"], quiet=True):
         for _ in range(2):
             torch.add(torch.ones(3, 4).t(), 2, alpha=3)
         torch.cat([torch.ones(2), torch.ones(3)], dim=0)
     assert run(str(ROOT), "--as_case", "cases.toml") == 0
-    cases = tomllib.loads(Path("cases.toml").read_text())["case"]
-    assert [case["call"] for case in cases] == ["torch.add", "torch.cat"], "each once"
-    assert cases[0]["arguments"] == [
-        {"name": "0", "shape": [4, 3], "stride": [1, 4], "dtype": "float32", "generator": "randn"},
-        {"name": "1", "value": 2},
-        {"name": "alpha", "value": 3},
-    ]
-    assert cases[1]["arguments"][0]["shapes"] == [[2], [3]]
+    added, joined = tomllib.loads(Path("cases.toml").read_text())["case"]
+    assert [added["call"], joined["call"]] == ["torch.add", "torch.cat"], "each once"
+    assert added["tensors"] == {"0": {"shape": [[4, 3]], "strides": [[1, 4]], "gen": UNIT}}
+    assert added["parameters"] == {"1": [2], "alpha": [3]}
+    assert joined["tensors"]["0"] == {"stack": True, "shape": [[[2], [3]]], "gen": UNIT}
+    assert joined["parameters"] == {"dim": [0]}
 
 
 @pytest.mark.parametrize(

@@ -47,6 +47,7 @@ from dicp.errors import (
     OperatorNameError,
     OverflowFoundError,
     PrototypeError,
+    RecordedScriptError,
     RecordingMismatchError,
     ReferenceDataError,
     ReportOutputError,
@@ -105,6 +106,11 @@ CASES: list[tuple[DicpError, str]] = [
         "no report of 'plots': it holds no compiled graph. Give a Python script that uses a "
         "backend of dicp, or a folder that DICP_DUMP=<folder> wrote (with DICP_DUMP_TIMES=1 for "
         "times).",
+    ),
+    (
+        RecordedScriptError("train.py", "there is no file 'train.py'"),
+        "cannot record 'train.py': there is no file 'train.py'. It has to be `python FILE ...` or "
+        "`python -m MODULE ...`, and to end with status 0 by itself.",
     ),
     (
         ReportScriptError(Path("train.py"), 1, "Traceback\nValueError: x\n"),

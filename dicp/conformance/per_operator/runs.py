@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import statistics
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from dicp.conformance.per_operator.cases import Case, Operator
+from dicp.conformance.timing import median_seconds
 from dicp.testing.backends import find_backend
 
 DTYPES = {
@@ -134,13 +134,6 @@ class Run:
     def median_seconds(
         self, fn: Callable[..., Any], inputs: Sequence[Tensor], warmup: int, iterations: int
     ) -> float:
-        """The median time of `iterations` calls (at least one), each waited for."""
-        wait = torch.get_device_module(self.device).synchronize
-        seconds = []
-        for _ in range(warmup + max(iterations, 1)):
-            wait()
-            start = time.perf_counter()
-            self.operator.results(fn, self.case, inputs)
-            wait()
-            seconds.append(time.perf_counter() - start)
-        return statistics.median(seconds[warmup:])
+        """The median time of `iterations` calls."""
+        call = partial(self.operator.results, fn, self.case, inputs)
+        return median_seconds(call, self.device, warmup, iterations)

@@ -17,7 +17,7 @@ import torch
 from torch import Generator, Size, Tensor
 
 from dicp.errors import CaseError
-from dicp.torch_private import pytree, schema_of
+from dicp.torch_private import OpOverload, pytree, schema_of
 
 PLACES: Final = (
     "torch", "torch.Tensor", "torch.fft", "torch.linalg", "torch.nn.functional", "torch.ops.aten",
@@ -31,6 +31,7 @@ PLACES: Final = (
 a file or runs code."""
 _COMPOSED: Final = ("torch.functional", "torch._lowrank", "torch._lobpcg")
 """The modules of the operators in `torch` that are no ATen operators."""
+ATEN: Final = "torch.ops.aten."
 DATABASE_CALL: Final = "op_db:"
 """How the call of an operator begins that only PyTorch's operator database has as a function."""
 _GENERATOR: Final = re.compile(r"(\w+)(?:\(([^()]*)\))?")
@@ -270,10 +271,18 @@ def function(call: str) -> Callable[..., Any]:
 
         return database_function(call.removeprefix(DATABASE_CALL))
     place = call.rpartition(".")[0]
+    is_overload = place.startswith(ATEN)
+    if is_overload:
+        place = ATEN.removesuffix(".")
     found: Any = None
     for owner, name in _owners(call) if place in PLACES else ():
         found = getattr(owner, name, None) if owner is not None else None
-    if not callable(found) or (place == "torch" and not _is_operator(found, call)):
+    if (
+        not callable(found)
+        or (is_overload and not isinstance(found, OpOverload))
+        or (place == "torch" and not _is_operator(found, call))
+        or ".from_file" in call
+    ):
         raise CaseError(call, "call", PLACES)
     return found  # type: ignore[no-any-return]
 
@@ -292,7 +301,10 @@ def parameter_names(call: str, positional: int = 0, keywords: Collection[str] = 
     """
     dotted = f"torch.{call.removeprefix(DATABASE_CALL)}" if DATABASE_CALL in call else call
     try:
-        return list(inspect.signature(function(dotted)).parameters)
+        found = function(dotted)
+        if (schema := schema_of(found)) is not None:
+            return [argument.name for argument in schema.arguments]
+        return list(inspect.signature(found).parameters)
     except CaseError:
         return []
     except ValueError:  # of a builtin

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,16 +10,7 @@ import torch
 from torch import Tensor
 
 from dicp.conformance.suite.case import Operand, span
-
-
-class NotStorableError(TypeError):
-    """A value that reference data have no form for."""
-
-
-_NAMED = {
-    "dtype": torch.dtype, "layout": torch.layout, "memory_format": torch.memory_format,
-}  # fmt: skip
-"""Values of PyTorch that are attributes of its module."""
+from dicp.op_tools.cases import NAMED, NotStorableError, plain_form
 
 
 @dataclass
@@ -32,14 +22,6 @@ class Encoder:
 
     def encode(self, value: Any) -> Any:
         """Raises NotStorableError."""
-        if value is None or isinstance(value, str | bool):
-            return value
-        if isinstance(value, int):
-            return int(value)
-        if isinstance(value, float):
-            return value if math.isfinite(value) else {"float": repr(value)}
-        if isinstance(value, complex):
-            return {"complex": [self.encode(value.real), self.encode(value.imag)]}
         if isinstance(value, Operand):
             assert value.value is not None, "only drawn cases are stored"
             return {**self.encode(value.value), "gen": value.gen, "grad": value.grad}
@@ -51,19 +33,7 @@ class Encoder:
             return {"tuple": [self.encode(part) for part in value]}
         if isinstance(value, dict) and all(isinstance(key, str) for key in value):
             return {"dict": {key: self.encode(part) for key, part in value.items()}}
-        return self._of_torch(value)
-
-    def _of_torch(self, value: Any) -> Any:
-        if isinstance(value, slice):
-            return {"slice": [self.encode(v) for v in (value.start, value.stop, value.step)]}
-        if value is Ellipsis:
-            return {"ellipsis": True}
-        if isinstance(value, torch.device):
-            return {"device": value.type}
-        for kind, cls in _NAMED.items():
-            if isinstance(value, cls):
-                return {kind: str(value).removeprefix("torch.")}
-        raise NotStorableError(f"a value of type {type(value).__name__}")
+        return plain_form(value)
 
     def _tensor(self, value: Tensor) -> dict[str, Any]:
         if value.layout is not torch.strided or value.is_quantized:
@@ -94,12 +64,12 @@ class Decoder:
         if "tensor" in form:
             return self._operand(form) if operands else self._tensor(form)
         ((kind, given),) = form.items()
-        if kind in _NAMED:
+        if kind in NAMED:
             return getattr(torch, given)
         of_parts: Mapping[str, Callable[[], Any]] = {
             "tuple": lambda: tuple(self.decode(given, operands)),
             "dict": lambda: {key: self.decode(part, operands) for key, part in given.items()},
-            "slice": lambda: slice(*given),
+            "slice": lambda: slice(*self.decode(given)),
             "complex": lambda: complex(*self.decode(given)),
             "float": lambda: float(given),
             "ellipsis": lambda: Ellipsis,

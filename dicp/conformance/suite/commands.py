@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
+import shlex
 import sys
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,11 +20,28 @@ from dicp.conformance.rows import FAILURES, Row, totals
 from dicp.conformance.suite.convert import converted
 from dicp.conformance.suite.convert_cases import converted_cases
 from dicp.conformance.suite.coverage import DECISIONS, coverage_of, write_coverage
-from dicp.conformance.suite.plan import Processes, compare, generate, log_row, logger
+from dicp.conformance.suite.history import DEFAULT, kept, path_of
+from dicp.conformance.suite.plan import (
+    Processes,
+    compare,
+    generate,
+    log_row,
+    logger,
+    stored_operators,
+)
 from dicp.conformance.suite.reports import write_reports
 from dicp.conformance.suite.runs import CaseUnit
-from dicp.conformance.suite.sources import ALL, UnknownOperatorError, chosen
+from dicp.conformance.suite.sources import (
+    ALL,
+    UnknownModelError,
+    UnknownOperatorError,
+    chosen,
+    model_entries,
+    model_file,
+    model_names,
+)
 from dicp.discovery import SUFFIX, discover
+from dicp.errors import MissingPackageError
 from dicp.errors.text import did_you_mean, nearest
 from dicp.target import find_target
 from dicp.testing.backends import name_of
@@ -48,6 +68,9 @@ ImplFolder = Annotated[
 DeviceConfig = Annotated[
     Path | None, typer.Option("--device_config", help="TOML: skip, tolerance.")
 ]  # fmt: skip
+Model = Annotated[
+    str, typer.Option("--model_name", help="Only the cases of this model, or of FILE.json.")
+]  # fmt: skip
 Strict = Annotated[bool, typer.Option("--strict", help="A skip whose case passes is a failure.")]
 HtmlReport = Annotated[bool, typer.Option("--html_report", help="Also write report.html.")]
 ResultPath = Annotated[
@@ -57,17 +80,40 @@ DebugLevel = Annotated[
     int, typer.Option("--failure_debug_level", min=0, max=2,
                       help="1 prints failing cases, 2 their tensors, too.")
 ]  # fmt: skip
+Backend = Annotated[
+    str | None, typer.Option(help="Compiles the operators; of a --device alone: none.")
+]  # fmt: skip
+Device = Annotated[str | None, typer.Option(help="Where the tensors lie.")]
+Profile = Annotated[
+    bool, typer.Option("--profile", help="Time each case that passes, beside eager.")
+]  # fmt: skip
+Iterations = Annotated[
+    int, typer.Option("--num_iterations", min=1, help="Calls whose median --profile takes.")
+]  # fmt: skip
+UseDb = Annotated[
+    bool, typer.Option("--use_db", help="Keep the results, and print what changed since.")
+]  # fmt: skip
+DbPath = Annotated[str, typer.Option("--db_path", help="sqlite:///PATH, for --use_db.")]
+TestCases = Annotated[
+    Path | None, typer.Option("--test_cases_path", help="Run these files that gen_case wrote.")
+]  # fmt: skip
+PytestArgs = Annotated[
+    str, typer.Option("--pytest_args", help="Options of pytest for --test_cases_path.")
+]  # fmt: skip
 DATA = Path("conformance_data")
+CASES = Path("gencases")
 
 
 def add_commands(app: typer.Typer) -> None:
     """Add the sub-commands to an application."""
     app.command("gen_data")(gen_data)
+    app.command("gen_case")(gen_case)
     app.command("run_test")(run_test)
     app.command("convert-config")(convert_config)
     app.command("convert-cases")(convert_cases)
     app.command("coverage")(coverage)
     app.command("list")(list_operators)
+    app.command("get_model_list")(get_model_list)
 
 
 def gen_data(
@@ -80,6 +126,7 @@ def gen_data(
     cases: Annotated[
         Path | None, typer.Option(help="A folder of case files besides dicp's own.")
     ] = None,
+    model_name: Model = "",
     jobs: Jobs = 1,
     case_seconds: Seconds = 600.0,
 ) -> None:
@@ -88,7 +135,10 @@ def gen_data(
     Data that are there are kept; what is missing is added.
     """
     folder = str(cases.resolve()) if cases else ""
-    unit = CaseUnit("", "gen_data", device, str(data), (), samples=samples, cases=folder)
+    data, model = _of_model(data, model_name)
+    unit = CaseUnit(
+        "", "gen_data", device, str(data), (), samples=samples, cases=folder, model=model
+    )
     log = logger()
 
     def report(row: Row) -> None:
@@ -106,10 +156,8 @@ def gen_data(
 
 def run_test(
     fname: Names = [ALL],  # noqa: B006
-    backend: Annotated[
-        str | None, typer.Option(help="Compiles the operators; of a --device alone: none.")
-    ] = None,
-    device: Annotated[str | None, typer.Option(help="Where the tensors lie.")] = None,
+    backend: Backend = None,
+    device: Device = None,
     data: Data = DATA,
     filter_dtype: Filter = [],  # noqa: B006
     nhwc: Nhwc = False,
@@ -117,10 +165,17 @@ def run_test(
     four_bytes: FourBytes = False,
     impl_folder: ImplFolder = None,
     device_config: DeviceConfig = None,
+    model_name: Model = "",
     strict: Strict = False,
     html_report: HtmlReport = False,
     test_result_path: ResultPath = Path("report.xlsx"),
     failure_debug_level: DebugLevel = 0,
+    profile: Profile = False,
+    num_iterations: Iterations = 20,
+    use_db: UseDb = False,
+    db_path: DbPath = DEFAULT,
+    test_cases_path: TestCases = None,
+    pytest_args: PytestArgs = "",
     jobs: Jobs = 1,
     case_seconds: Seconds = 120.0,
 ) -> None:
@@ -128,28 +183,83 @@ def run_test(
 
     Fails if a case fails, hangs or ends its process.
     """
+    if test_cases_path is not None:
+        raise typer.Exit(_run_pytest(test_cases_path, pytest_args))
     for dtype in filter_dtype:
         if dtype not in DTYPES:
             hint = did_you_mean(nearest(dtype, DTYPES))
             raise typer.BadParameter(f"unknown dtype {dtype!r}.{hint}", param_hint="--filter_dtype")
+    unit = replace(
+        _unit(backend, device, data, model_name, impl_folder, device_config),
+        filter_dtype=tuple(filter_dtype), nhwc_min_dim=nhwc_min_dim if nhwc else 0,
+        four_bytes=four_bytes, strict=strict, debug_level=failure_debug_level,
+        profile=num_iterations if profile else 0,
+    )  # fmt: skip
+    database = _database(db_path) if use_db else None
+    raise typer.Exit(_compared(fname, unit, Processes(jobs, case_seconds), test_result_path,
+                               html_report, database))  # fmt: skip
+
+
+def gen_case(
+    fname: Names = [ALL],  # noqa: B006
+    backend: Backend = None,
+    device: Device = None,
+    data: Data = DATA,
+    model_name: Model = "",
+    impl_folder: ImplFolder = None,
+    device_config: DeviceConfig = None,
+    case_output_dir: Annotated[
+        Path, typer.Option("--case_output_dir", help="The folder of the files.")
+    ] = CASES,
+) -> None:
+    """Write the stored cases as files of pytest, an operator each."""
+    unit = _unit(backend, device, data, model_name, impl_folder, device_config)
+    names = _usable(lambda: stored_operators(fname, unit))
+    from dicp.conformance.suite.generated import write_test_files  # imports pytest
+
+    written = write_test_files(names, unit, case_output_dir)
+    sys.stdout.write(f"{len(written)} files in {case_output_dir}\n")
+
+
+def _run_pytest(path: Path, options: str) -> int:
+    """Run files that `gen_case` wrote; the exit status."""
+    if not path.exists():
+        raise typer.BadParameter(f"there is no {path}: `gen_case` writes it",
+                                 param_hint="--test_cases_path")  # fmt: skip
+    try:
+        pytest = importlib.import_module("pytest")
+    except ImportError as error:
+        raise MissingPackageError("pytest", "files of test cases", "test") from error
+    return int(pytest.main([str(path), *shlex.split(options)]))
+
+
+def _unit(
+    backend: str | None, device: str | None, data: Path, model_name: str,
+    impl_folder: Path | None, device_config: Path | None,
+) -> CaseUnit:  # fmt: skip
+    """What runs stored cases, with names that are checked."""
     if backend is None:
         backend = "" if device is not None else name_of("")
     check_names(device or "cpu", backend)
     if device_config is None and impl_folder is not None:
         device_config = found_in(impl_folder)
-    unit = CaseUnit(
-        "", "run_test", device or "cpu", str(data), (), backend, filter_dtype=tuple(filter_dtype),
-        nhwc_min_dim=nhwc_min_dim if nhwc else 0, four_bytes=four_bytes, strict=strict,
-        config=str(device_config.resolve()) if device_config else "",
-        debug_level=failure_debug_level,
-    )  # fmt: skip
-    raise typer.Exit(_compared(fname, unit, Processes(jobs, case_seconds), test_result_path,
-                               html_report))  # fmt: skip
+    data, model = _of_model(data, model_name)
+    config = str(device_config.resolve()) if device_config else ""
+    return CaseUnit("", "run_test", device or "cpu", str(data), (), backend, model=model,
+                    config=config)  # fmt: skip
+
+
+def _database(url: str) -> Path:
+    try:
+        return path_of(url)
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="--db_path") from error
 
 
 def _compared(
-    names: Sequence[str], unit: CaseUnit, processes: Processes, workbook: Path, html: bool
-) -> int:
+    names: Sequence[str], unit: CaseUnit, processes: Processes, workbook: Path, html: bool,
+    database: Path | None,
+) -> int:  # fmt: skip
     """Run, print a line for each case, write the reports; the exit status."""
     log = logger()
     found = _usable(
@@ -157,10 +267,23 @@ def _compared(
     )
     for skip in found.unused:
         sys.stdout.write(f"a skip matches no case: {skip}\n")
+    of = f" of {Path(unit.model).stem}" if unit.model else ""
     what = f"{f'compiled by {unit.backend}, ' if unit.backend else ''}on {unit.device}"
-    written = write_reports(found.rows, workbook, html, f"Operator cases {what}")
+    title = f"Operator cases{of} {what}"
+    written = write_reports(found.rows, workbook, html, title)
+    if database is not None:
+        _keep(database, title, found.rows)
+        written.append(database)
     sys.stdout.write(f"{totals(found.rows)}; {', '.join(map(str, written))}\n")
     return 1 if found.failures else 0
+
+
+def _keep(database: Path, title: str, rows: Sequence[Row]) -> None:
+    """Keep a run, and print how it differs from the last one of the title."""
+    changes = kept(database, title, rows)
+    if changes is not None:
+        sys.stdout.write(f"{len(changes)} results differ from those of the last run\n")
+        sys.stdout.write("".join(f"{change}\n" for change in changes))
 
 
 def convert_config(
@@ -202,9 +325,30 @@ def coverage(
     sys.stdout.write(f"{decided}, {failing} failing; {', '.join(map(str, written))}\n")
 
 
-def list_operators(fname: Names = [ALL]) -> None:  # noqa: B006
+def list_operators(fname: Names = [ALL], model_name: Model = "") -> None:  # noqa: B006
     """List the operators that there are cases for."""
-    sys.stdout.write("".join(f"{name}\n" for name in _usable(lambda: chosen(fname))))
+    known = None
+    if model_name:
+        known = sorted(model_entries(Path(_of_model(Path(), model_name)[1])))
+    sys.stdout.write("".join(f"{name}\n" for name in _usable(lambda: chosen(fname, known))))
+
+
+def get_model_list() -> None:
+    """List the models that there are recorded cases of, each with its operators."""
+    for model in model_names():
+        operators = sorted(model_entries(model_file(model)))
+        sys.stdout.write(f"{model}: {', '.join(operators)}\n")
+
+
+def _of_model(data: Path, model: str) -> tuple[Path, str]:
+    """The folder of a model's data, and the file of its list; of no model, as they are."""
+    if not model:
+        return data, ""
+    try:
+        path = model_file(model).resolve()
+    except UnknownModelError as error:
+        raise typer.BadParameter(str(error), param_hint="--model_name") from error
+    return data / path.stem, str(path)
 
 
 def _usable(call: Any) -> Any:

@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from dicp.conformance.names import DTYPES
 from dicp.errors import ConformanceConfigError
+from dicp.op_tools.cases import toml
 
 VARIABLES: Final = ("device_configs", "device_config")
 """What a file assigns its table to."""
@@ -130,12 +131,3 @@ def _skips(values: list[Any]) -> list[Skipped]:
 def _table(name: str, **fields: Any) -> str:
     lines = (f"{key} = {toml(value)}" for key, value in fields.items())
     return "\n".join([f"[[{name}]]", *lines, ""])
-
-
-def toml(value: Any) -> str:
-    """A value of numbers, texts, lists and dictionaries as TOML has it on one line."""
-    if isinstance(value, dict):
-        return f"{{ {', '.join(f'{k} = {toml(v)}' for k, v in value.items())} }}"
-    if isinstance(value, list):
-        return f"[{', '.join(map(toml, value))}]"
-    return repr(value) if isinstance(value, float) else json.dumps(value)

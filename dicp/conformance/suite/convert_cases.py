@@ -6,8 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from dicp.conformance.suite.convert import HALF, parsed_table, toml
+from dicp.conformance.suite.convert import HALF, parsed_table
 from dicp.errors import ConformanceConfigError
+from dicp.op_tools.cases import toml
 
 VARIABLE: Final = "diopi_configs"
 MODULE: Final = "torch.nn.functional"

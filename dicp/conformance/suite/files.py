@@ -1,4 +1,4 @@
-r"""Case files: TOML, data alone. An entry is an operator; the lists in it zip, one case for each.
+r"""Case files: TOML or JSON, data alone. An entry is an operator; its lists zip, one case for each.
 
 [[case]]
 name = "nll_loss2d"
@@ -14,21 +14,24 @@ grad = true
 [case.tensors.target]
 shape = [[2, 4, 4], [1, 3, 2]]
 dtype = "int64"                              # default: the case's
-gen = "randint(0, 3)"                        # default: randn; case.py has the table
+gen = "randint(0, 3)"                        # or a list; default: randn; see case.py
 
 [case.parameters]
 reduction = ["mean", "sum"]                  # one value stands for all cases
 
 `value` in place of `gen` gives the values; `stack = true` makes shapes a list for each case, whose
 tensors are one argument. `{ none = true }`, `{ dtype = "float32" }` and `{ slice = [0, 2, 1] }` are
-values that TOML has no form for. Of the entry: `inplace` (it writes an operand), `random` (results
-are compared by distribution), `no_reference` (results have no values), and
-`saved = { call = "...", given = ["self"], results = { indices = 1 } }`: arguments that are results
-of a call which takes the arguments `given`. An operator may have several entries.
+values that TOML has no form for. Parameters, too, may be named 0, 1, ... Of the entry: `inplace`
+(it writes an operand), `random` (results are compared by distribution), `no_reference` (results
+have no values), and `saved = { call = "...", given = ["self"], results = { indices = 1 } }`:
+arguments that are results of a call which takes the arguments `given`. An operator may have several
+entries. JSON has the same form under "case", and beside it "model" and "about", which say what it
+was recorded from.
 """
 
 from __future__ import annotations
 
+import json
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -45,6 +48,7 @@ from dicp.errors import CaseError, CaseFileError
 from dicp.errors.text import did_you_mean, nearest
 
 CASE_FILES: Final = Path(__file__).parent / "cases"
+READERS: Final = {".toml": tomllib.loads, ".json": json.loads}
 _ENTRY: Final = (
     "name", "call", "dtypes", "tags", "tolerance", "tensors", "parameters", "inplace", "random",
     "no_reference", "saved",
@@ -64,17 +68,18 @@ class Entry:
 
 def case_entries(folder: Path = CASE_FILES) -> list[Entry]:
     """All entries of a folder's files. Raises CaseFileError."""
-    return [entry for path in sorted(folder.glob("*.toml")) for entry in read_case_file(path)]
+    files = sorted(path for suffix in READERS for path in folder.glob(f"*{suffix}"))
+    return [entry for path in files for entry in read_case_file(path)]
 
 
 @lru_cache(maxsize=64)
 def read_case_file(path: Path) -> tuple[Entry, ...]:
     """The entries of one file. Raises CaseFileError."""
     try:
-        given = tomllib.loads(path.read_text("utf-8"))
+        given = READERS.get(path.suffix, tomllib.loads)(path.read_text("utf-8"))
     except (OSError, ValueError) as error:
         raise CaseFileError(path, "", f"it cannot be read: {error}") from None
-    _check_keys(path, "", given, ("case",))
+    _check_keys(path, "", given, ("case", "model", "about"))
     return tuple(_EntryReader(path, entry).entry() for entry in given.get("case", []))
 
 
@@ -105,7 +110,8 @@ class _EntryReader:
         for name, tensor in tensors.items():
             _check_keys(self.path, f"{self.name}.{name}", tensor, _TENSOR)
             self.check_dtype(tensor.get("dtype", self.given["dtypes"][0]))
-            check_generator(tensor.get("gen", "randn"))
+            for generator in _as_list(tensor.get("gen", "randn")):
+                check_generator(generator)
         count = self.count()
         for dtype in self.given["dtypes"]:
             tolerance = self.given.get("tolerance", {}).get(dtype)
@@ -115,11 +121,13 @@ class _EntryReader:
                     name: Decoder({}).decode(self.one(value, number))
                     for name, value in self.given.get("parameters", {}).items()
                 }
-                args = tuple(v for n, v in arguments.items() if n.isdecimal())
+                arguments |= parameters
+                places = sorted((n for n in arguments if n.isdecimal()), key=int)
+                args = tuple(arguments[n] for n in places)
                 kwargs = {n: v for n, v in arguments.items() if not n.isdecimal()}
                 yield Case(
                     self.name, f"{dtype}-{number}", self.given["call"], dtype, args,
-                    kwargs | parameters, self.given.get("inplace", False),
+                    kwargs, self.given.get("inplace", False),
                     self.given.get("random", False), not self.given.get("no_reference", False),
                     self.saved(),
                     (float(tolerance[0]), float(tolerance[1])) if tolerance else None,
@@ -135,8 +143,8 @@ class _EntryReader:
         lengths = {
             f"{name}.{key}": len(tensor[key])
             for name, tensor in self.given.get("tensors", {}).items()
-            for key in ("shape", "strides", "value")
-            if key in tensor
+            for key in ("shape", "strides", "value", "gen")
+            if isinstance(tensor.get(key), list)
         }
         for name, value in self.given.get("parameters", {}).items():
             if not isinstance(value, list) or not value:
@@ -158,11 +166,15 @@ class _EntryReader:
         if "shape" not in tensor:
             raise self.wrong("a tensor has neither shape nor value")
         shape, strides = at("shape"), at("strides")
-        gen, grad = tensor.get("gen", "randn"), tensor.get("grad", False)
+        gen = self.one(_as_list(tensor.get("gen", "randn")), number)
+        grad = tensor.get("grad", False)
         if not tensor.get("stack", False):
             return self.operand(shape, strides, dtype, gen, grad)
         each = strides or [None] * len(shape)
-        return [self.operand(*one, dtype, gen, grad) for one in zip(shape, each, strict=True)]
+        return [
+            None if one[0] is None else self.operand(*one, dtype, gen, grad)
+            for one in zip(shape, each, strict=True)
+        ]
 
     def operand(
         self, shape: Any, strides: Any, dtype: str, gen: str, grad: bool
@@ -184,6 +196,10 @@ class _EntryReader:
 
     def wrong(self, problem: str) -> CaseFileError:
         return CaseFileError(self.path, self.name, problem)
+
+
+def _as_list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]
 
 
 def _check_keys(path: Path, name: str, given: Mapping[str, Any], known: Sequence[str]) -> None:

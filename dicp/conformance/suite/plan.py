@@ -16,7 +16,12 @@ from dicp.conformance.processes import run
 from dicp.conformance.rows import FAILURES, Row
 from dicp.conformance.suite.reference import OperatorData, is_current, stored
 from dicp.conformance.suite.runs import CaseUnit
-from dicp.conformance.suite.sources import UnknownOperatorError, chosen, operator_names
+from dicp.conformance.suite.sources import (
+    UnknownOperatorError,
+    chosen,
+    model_entries,
+    operator_names,
+)
 from dicp.errors import ConformanceConfigError, ReferenceDataError
 
 GROUP: Final = 20
@@ -54,7 +59,8 @@ def generate(
     Raises UnknownOperatorError.
     """
     made = {"samples": unit.samples, "device": unit.device}
-    names = chosen(patterns, folder=unit.cases)
+    known = sorted(model_entries(Path(unit.model))) if unit.model else None
+    names = chosen(patterns, known, unit.cases)
     wanted = [name for name in names if not is_current(Path(unit.data), name, made)]
     result = Generated(current=len(names) - len(wanted))
 
@@ -92,7 +98,7 @@ def compare(
     """
     folder = Path(unit.data)
     settings = Configuration.read(Path(unit.config) if unit.config else None)
-    names = _with_data(patterns, folder)
+    names = stored_operators(patterns, unit)
     _check_operators(settings, names)
     for name in names:
         OperatorData.read(folder, name)
@@ -108,16 +114,29 @@ def compare(
     return result
 
 
-def _with_data(patterns: Sequence[str], folder: Path) -> list[str]:
+def stored_operators(patterns: Sequence[str], unit: CaseUnit) -> list[str]:
+    """The operators that match and have reference data.
+
+    Raises UnknownOperatorError and ReferenceDataError.
+    """
+    return _with_data(patterns, Path(unit.data), unit.model)
+
+
+def _with_data(patterns: Sequence[str], folder: Path, model: str) -> list[str]:
     """The operators with data that match. Raises ReferenceDataError if a pattern has none."""
     known = stored(folder)
     try:
         names = chosen(patterns, known)
     except UnknownOperatorError:
-        names = chosen(patterns, operator_names())  # says so if there is no such operator
+        there = sorted(model_entries(Path(model))) if model else operator_names()
+        names = chosen(patterns, there)  # says so if there is no such operator
         known = []
     if not names or not known:
-        command = f"python -m dicp.conformance gen_data --data {folder} --fname {patterns[0]}"
+        command = "python -m dicp.conformance gen_data"
+        if model:
+            command += f" --data {folder.parent} --model_name {Path(model).stem}"
+        else:
+            command += f" --data {folder} --fname {patterns[0]}"
         raise ReferenceDataError(folder, "it holds no data of these operators", command)
     return names
 
@@ -149,7 +168,15 @@ def logger() -> logging.Logger:
 def log_row(log: logging.Logger, row: Row, debug_level: int) -> None:
     """The line of one case, and at higher levels what a failing case is."""
     name = f"diopi_functions.{row.cls}"
-    if row.result == "passed":
+    if row.result == "passed" and "ms" in row.details:
+        log.info(
+            "Run %s succeed: %.4f ms, eager %.4f ms, %.0f%% of copy bandwidth",
+            name,
+            row.details["ms"],
+            row.details["eager_ms"],
+            100 * row.details["copy_share"],
+        )
+    elif row.result == "passed":
         log.info("Run %s succeed", name)
     elif row.result == "skipped":
         log.info("Run %s skipped: %s (case %s)", name, row.reason, row.test)

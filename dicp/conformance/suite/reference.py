@@ -17,8 +17,9 @@ import torch
 from safetensors.torch import load, save
 
 from dicp.conformance.suite.case import Case, function
-from dicp.conformance.suite.codec import Decoder, Encoder, NotStorableError
+from dicp.conformance.suite.codec import Decoder, Encoder
 from dicp.errors import ReferenceDataError
+from dicp.op_tools.cases import NotStorableError
 from dicp.testing.evaluation import Call, Results, copied, evaluate, in_float64
 from dicp.torch_private import pytree
 from dicp.version import VERSION

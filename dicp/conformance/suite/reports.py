@@ -15,9 +15,11 @@ from xml.etree import ElementTree
 from dicp.conformance.rows import FAILURES, RESULTS, Row
 from dicp.template import render_html
 
+TIMES: Final = ("ms", "eager_ms", "copy_share")
+"""What `--profile` adds to the details of a case."""
 COLUMNS: Final = (
     "operator", "case", "dtype", "shapes", "result", "needed_atol", "needed_rtol", "max_error",
-    "index", "seconds", "reason",
+    "index", "seconds", *TIMES, "reason",
 )  # fmt: skip
 CSV: Final = "error_report.csv"
 JSON: Final = "report.json"
@@ -66,13 +68,18 @@ def table_page(
 def cells(row: Row) -> list[Any]:
     """The values of COLUMNS; empty where a case did not run."""
     details = row.details
-    numbers = (details.get(name, "") for name in ("needed_atol", "needed_rtol", "max_error"))
     index = details.get("index", "")
     return [
         row.cls, row.test, details.get("dtype", ""), str(details.get("shapes", "")), row.result,
-        *(f"{n:.3g}" if isinstance(n, float) else n for n in numbers),
-        str(tuple(index)) if index else "", f"{row.seconds:.3f}", row.reason,
+        *_numbers(details, "needed_atol", "needed_rtol", "max_error"),
+        str(tuple(index)) if index else "", f"{row.seconds:.3f}", *_numbers(details, *TIMES),
+        row.reason,
     ]  # fmt: skip
+
+
+def _numbers(details: Mapping[str, Any], *names: str) -> list[Any]:
+    found = (details.get(name, "") for name in names)
+    return [f"{number:.3g}" if isinstance(number, float) else number for number in found]
 
 
 def record(row: Row) -> dict[str, Any]:

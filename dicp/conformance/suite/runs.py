@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -15,21 +15,26 @@ from dicp.conformance.configuration import Configuration
 from dicp.conformance.suite.case import Case, function
 from dicp.conformance.suite.judge import Judge
 from dicp.conformance.suite.reference import Reference, call_of, group_of, seeded
+from dicp.conformance.timing import median_seconds
+from dicp.report.rates import copy_seconds
 from dicp.testing.backends import BackendUnderTest
 from dicp.testing.cases import created_on
-from dicp.testing.evaluation import Results, copied
+from dicp.testing.evaluation import Call, Results, copied
 from dicp.torch_private import pytree
 
 NO_GRAPH = "no graph reaches the backend: Dynamo leaves the operator to eager"
 PRINTED_CHARACTERS = 4000
+COPIED_BYTES = 1 << 26
+"""How much is copied to measure the bandwidth: more than caches hold."""
 
 
 @dataclass(frozen=True)
 class CaseUnit:
     """What one process does: `gen_data` or `run_test` for some operators, `data` the folder.
 
-    cases: a folder of case files besides dicp's own. backend: empty for eager. nhwc_min_dim:
-    inputs of as many dimensions are channels-last; 0: none.
+    cases: a folder of case files besides dicp's own. model: the file of a recorded list, whose
+    cases alone are meant. backend: empty for eager. nhwc_min_dim: inputs of as many dimensions are
+    channels-last; 0: none. profile: how often each case that passes is timed; 0: never.
     """
 
     file: str
@@ -40,6 +45,7 @@ class CaseUnit:
     backend: str = ""
     samples: int = 0
     cases: str = ""
+    model: str = ""
     made: dict[str, Any] = field(default_factory=dict)
     config: str = ""
     filter_dtype: tuple[str, ...] = ()
@@ -47,6 +53,7 @@ class CaseUnit:
     four_bytes: bool = False
     strict: bool = False
     debug_level: int = 0
+    profile: int = 0
     worker: ClassVar[str] = "dicp.conformance.suite.worker"
 
 
@@ -73,6 +80,11 @@ class Runner:
     @cached_property
     def settings(self) -> Configuration:
         return Configuration.read(Path(self.unit.config) if self.unit.config else None)
+
+    @cached_property
+    def bandwidth(self) -> float:
+        """Bytes per second that a copy on the device reads and writes."""
+        return 2 * COPIED_BYTES / copy_seconds(COPIED_BYTES, torch.device(self.unit.device))
 
     def start(self) -> None:
         """Load what the first case would load otherwise, within its time limit."""
@@ -109,7 +121,7 @@ class Runner:
         if self.unit.four_bytes:
             reference, group = _in_four_bytes(reference, group)
         graphs = self.backend.graphs if self.backend else 0
-        got, decisions = self._results(case, group)
+        got, decisions, call = self._results(case, group)
         tolerance = self.settings.case_tolerance(case) or case.tolerance
         judge = Judge(tolerance, not self.unit.nhwc_min_dim, case.random, case.reference)
         verdict = judge.verdict(got.on_host(), reference.eager, reference.truth)
@@ -124,23 +136,44 @@ class Runner:
             )
         if self.backend is not None and self.backend.graphs == graphs:
             return Outcome("skipped", NO_GRAPH, details)
+        if self.unit.profile:
+            details |= self._times(case, group, call)
         return Outcome("passed", "", details)
 
-    def _results(self, case: Case, group: list[Any]) -> tuple[Results, dict[str, str]]:
-        """The results on the device, and how the backend decided on each ATen operator."""
+    def _results(self, case: Case, group: list[Any]) -> tuple[Results, dict[str, str], Call]:
+        """The results on the device, how the backend decided on each ATen operator, and what
+        computed them."""
         call = call_of(function(case.call))
         unit = self.unit
         before = len(self.backend.reports()) if self.backend else 0
         if self.backend is not None:
             torch.compiler.reset()
             call = torch.compile(call, backend=self.backend, dynamic=False)
-        on_device = group
-        if unit.device != "cpu":
-            on_device = pytree.tree_map(self._on_device, group)
         with created_on(unit.device):
-            results, _ = seeded(call, on_device, case.flags)
+            results, _ = seeded(call, self._moved(group), case.flags)
         reports = self.backend.reports(before) if self.backend else []
-        return results, {node.op: node.decision for report in reports for node in report.nodes}
+        decisions = {node.op: node.decision for report in reports for node in report.nodes}
+        return results, decisions, call
+
+    def _moved(self, group: list[Any]) -> list[Any]:
+        """The arguments on the device."""
+        return group if self.unit.device == "cpu" else pytree.tree_map(self._on_device, group)
+
+    def _times(self, case: Case, group: list[Any], call: Call) -> dict[str, float]:
+        """Milliseconds of a call, of eager's on the device, and the share of the bandwidth of a
+        copy that the tensors which go in and out take."""
+        on_device = self._moved(pytree.tree_map_only(Tensor, torch.clone, group))
+        with created_on(self.unit.device), torch.no_grad():
+            mine, theirs = (
+                median_seconds(partial(fn, [on_device]), self.unit.device, 2, self.unit.profile)
+                for fn in (call, call_of(function(case.call)))
+            )
+            out = call([on_device])
+        tensors = [v for v in pytree.tree_leaves((on_device, out)) if isinstance(v, Tensor)]
+        moved = sum(tensor.nbytes for tensor in tensors)
+        return {
+            "ms": mine * 1e3, "eager_ms": theirs * 1e3, "copy_share": moved / mine / self.bandwidth,
+        }  # fmt: skip
 
     def _on_device(self, value: Any) -> Any:
         if isinstance(value, torch.device):

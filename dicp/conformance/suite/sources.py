@@ -11,11 +11,13 @@ from pathlib import Path
 from typing import Final
 
 from dicp.conformance.suite.case import Case, function
-from dicp.conformance.suite.files import Entry, case_entries
+from dicp.conformance.suite.files import Entry, case_entries, read_case_file
 from dicp.errors import CaseError
 from dicp.errors.text import nearest
 
 ALL: Final = "all_ops"
+MODELS: Final = Path(__file__).parent / "models"
+"""The lists recorded from the reference models: NAME.json."""
 
 
 @cache
@@ -36,6 +38,29 @@ def file_entries(folder: str = "") -> dict[str, list[Entry]]:
     return found
 
 
+def model_names() -> list[str]:
+    """The models that there are recorded lists of."""
+    return sorted(path.stem for path in MODELS.glob("*.json"))
+
+
+def model_file(model: str) -> Path:
+    """The list of a model: a name, or the path of a recorded list. Raises UnknownModelError."""
+    path = MODELS / f"{model}.json" if model in model_names() else Path(model)
+    if path.suffix != ".json" or not path.is_file():
+        near = nearest(model, model_names())
+        hint = f"; the nearest is {near!r}" if near else ""
+        raise UnknownModelError(f"no model {model!r}, nor a file of that name{hint}")
+    return path
+
+
+def model_entries(path: Path) -> dict[str, list[Entry]]:
+    """The entries of a recorded list, by operator. Raises CaseFileError."""
+    found: dict[str, list[Entry]] = {}
+    for entry in read_case_file(path):
+        found.setdefault(entry.name, []).append(entry)
+    return found
+
+
 def operator_names(folder: str = "") -> list[str]:
     """The operators that there are cases for. It imports the database, which takes seconds."""
     from dicp.conformance.suite.database import database
@@ -43,16 +68,20 @@ def operator_names(folder: str = "") -> list[str]:
     return sorted({*file_entries(folder), *database()})
 
 
-def cases_of(operator: str, samples: int, folder: str = "") -> Iterator[Case]:
+def cases_of(
+    operator: str, samples: int, folder: str = "", model: str = ""
+) -> Iterator[Case]:  # fmt: skip
     """The cases of an operator; `samples`: of each dtype, from the database, 0: all.
 
-    A name in a case file takes the place of the same name in the database.
+    A name in a case file takes the place of the same name in the database. model: the file of a
+    recorded list, whose cases alone are meant.
     """
-    entries = file_entries(folder).get(operator, [])
+    known = model_entries(Path(model)) if model else file_entries(folder)
+    entries = known.get(operator, [])
     for number, entry in enumerate(entries):
         for case in entry.cases:
             yield replace(case, key=f"{case.key}-{number}") if number else case
-    if not entries:
+    if not entries and not model:
         from dicp.conformance.suite.database_cases import database_cases  # takes seconds
 
         yield from database_cases(operator, samples)
@@ -60,6 +89,10 @@ def cases_of(operator: str, samples: int, folder: str = "") -> Iterator[Case]:
 
 class UnknownOperatorError(ValueError):
     """A name or pattern that matches no operator."""
+
+
+class UnknownModelError(ValueError):
+    """A name that no recorded list has."""
 
 
 def chosen(

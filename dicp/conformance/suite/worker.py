@@ -57,7 +57,7 @@ def _generated(unit: CaseUnit) -> tuple[list[list[str]], Iterator[Test]]:
     """A test for each operator: it passes when its data are stored."""
 
     def one(operator: str) -> Outcome:
-        cases = cases_of(operator, unit.samples, unit.cases)
+        cases = cases_of(operator, unit.samples, unit.cases, unit.model)
         written = write(Path(unit.data), operator, cases, unit.device, unit.made)
         details = {
             "cases": written.cases, "bytes": written.bytes, "left_out": dict(written.left_out),

@@ -1,0 +1,1 @@
+"""Lists of the operators that models and programs call, recorded as cases."""
