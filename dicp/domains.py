@@ -126,6 +126,18 @@ def _is_real_or_complex(x: Any) -> bool:
     return bool(x.dtype.is_floating_point or x.dtype.is_complex)
 
 
+def _some_floats(*operands: Any, **_: Any) -> Sequence[Any]:
+    """Relation: the dtype of the operands together is floating-point or complex."""
+    tensors = (operand for operand in operands if hasattr(operand, "dtype"))
+    return (any(map(_is_real_or_complex, tensors)),)
+
+
+def _not_only_booleans(*operands: Any, **_: Any) -> Sequence[Any]:
+    """Relation: the dtype of the operands together is not that of booleans."""
+    given = (operand for operand in operands if operand is not None)
+    return (any(getattr(one, "dtype", type(one)) not in (torch.bool, bool) for one in given),)
+
+
 _CONVERTED: Final[dict[Any, Relations]] = {
     aten.fill.Scalar: lambda x, number: _fits(number, x.dtype),
     aten.full.default: lambda size, number, dtype=None, **_: _filled(dtype, number),
@@ -142,14 +154,20 @@ _CONVERTED: Final[dict[Any, Relations]] = {
     aten.clamp_min.default: _bounds,
     aten.clamp_max.default: _bounds,
     aten.hardtanh.default: lambda x, low=-1.0, high=1.0: _all_fit(x.dtype, low, high),
-    aten.threshold.default: lambda x, threshold, number: _all_fit(x.dtype, threshold, number),
-    aten.hardshrink.default: lambda x, number=0.5: _fits(number, x.dtype),
+    aten.threshold.default: lambda x, threshold, number: (
+        *_all_fit(x.dtype, threshold, number),
+        *_not_only_booleans(x),
+    ),
+    aten.hardshrink.default: lambda x, number=0.5: (*_fits(number, x.dtype), *_some_floats(x)),
     aten.pow.Tensor_Scalar: _power,
     aten.add.Tensor: _weighted,
     aten.sub.Tensor: _subtracted,
     aten.rsub.Tensor: _subtracted,
     aten.rsub.Scalar: lambda x, y, alpha=1: _subtracted(x, y, alpha=alpha),
-    aten.addcmul.default: lambda x, y, z, value=1: _computed(x, value),
+    aten.addcmul.default: lambda x, y, z, value=1: (
+        *_computed(x, value),
+        *_not_only_booleans(x, y, z),
+    ),
     aten.addcdiv.default: lambda x, y, z, value=1: (
         *_computed(x, value),
         any(map(_is_real_or_complex, (x, y, z))),
@@ -158,14 +176,65 @@ _CONVERTED: Final[dict[Any, Relations]] = {
     aten.lerp.Tensor: lambda x, end, weight: (_is_real_or_complex(x),),
     aten.leaky_relu.default: lambda x, slope=0.01: _computed(x, slope),
     aten.elu.default: _computed,
-    aten.celu.default: _inverted,
-    aten.softplus.default: _computed,
-    aten.smooth_l1_loss.default: lambda x, y, reduction=1, beta=1.0: (beta >= 0,),
+    aten.celu.default: lambda x, alpha=1.0: (*_inverted(x, alpha), _is_real_or_complex(x)),
+    aten.softplus.default: lambda x, *numbers: (*_computed(x, *numbers), *_some_floats(x)),
+    aten.smooth_l1_loss.default: lambda x, y, reduction=1, beta=1.0: (
+        beta >= 0,
+        *_some_floats(x, y),
+    ),
     **{
         op.default: lambda x, y, z, beta=1, alpha=1: _computed(x, beta, alpha)
         for op in (aten.addmm, aten.addmv, aten.addr, aten.baddbmm, aten.addbmm)
     },
 }
+
+_FLOATING: Final[dict[Any, Relations]] = {
+    **{
+        op.default: lambda x, *_, **__: _some_floats(x)
+        for op in (
+            aten.adaptive_max_pool2d, aten.adaptive_max_pool3d, aten.binary_cross_entropy,
+            aten.frac, aten.gelu, aten.glu, aten.hardsigmoid, aten.hardswish,
+            aten.log_sigmoid_forward, aten.max_unpool2d, aten.max_unpool3d, aten.mish,
+            aten.nll_loss_forward, aten.silu,
+        )
+    },
+    **{
+        op.correction: lambda x, *_, **__: _some_floats(x)
+        for op in (aten.std, aten.std_mean, aten.var, aten.var_mean)
+    },
+    **{
+        op.default: lambda x, y, *_, **__: _some_floats(x, y)
+        for op in (
+            aten._prelu_kernel, aten.huber_loss, aten.hypot, aten.igamma, aten.igammac,
+            aten.logaddexp, aten.logaddexp2, aten.nextafter, aten.soft_margin_loss,
+        )
+    },
+}  # fmt: skip
+"""Operators that eager computes in floating point alone."""
+
+_NO_BOOLEANS: Final[dict[Any, Relations]] = {
+    **{
+        op.default: lambda x, *_, **__: _not_only_booleans(x)
+        for op in (
+            aten.abs, aten.argmax, aten.argmin, aten.ceil, aten.floor,
+            aten.max_pool2d_with_indices, aten.max_pool3d_with_indices, aten.reflection_pad1d,
+            aten.relu, aten.round, aten.trunc,
+        )
+    },
+    **dict.fromkeys(
+        (
+            aten.bitwise_left_shift.Tensor, aten.bitwise_right_shift.Tensor, aten.fmod.Scalar,
+            aten.fmod.Tensor, aten.pow.Tensor_Tensor, aten.remainder.Scalar,
+            aten.remainder.Tensor,
+        ),
+        _not_only_booleans,
+    ),
+    aten.clamp.Tensor: lambda x, min=None, max=None: _not_only_booleans(x, min, max),
+    aten.div.Tensor_mode: lambda x, y, *, rounding_mode=None: (
+        rounding_mode is None or _not_only_booleans(x, y)[0],
+    ),
+}  # fmt: skip
+"""Operators that eager computes of numbers alone."""
 
 DOMAINS: Final[dict[Any, Relations]] = {
     aten.complex.default: lambda x, y: (x.dtype == y.dtype,),
@@ -174,9 +243,9 @@ DOMAINS: Final[dict[Any, Relations]] = {
     aten.bernoulli.Tensor: lambda x, p, **_: (p.dtype.is_floating_point,),
     aten.bernoulli.p: lambda x, p=0.5, **_: (p >= 0, p <= 1),
     aten.native_dropout.default: _dropout,
-    aten._softmax.default: _has_dimension,
+    aten._softmax.default: lambda x, dim, *_: (*_has_dimension(x, dim), *_some_floats(x)),
     aten._safe_softmax.default: _has_dimension,
-    aten._log_softmax.default: _has_dimension,
+    aten._log_softmax.default: lambda x, dim, *_: (*_has_dimension(x, dim), *_some_floats(x)),
     aten.select.int: _has_dimension,
     aten.select_scatter.default: lambda x, part, dim, index: _has_dimension(x, dim),
     aten.slice_scatter.default: lambda x, part, dim=0, *_: _has_dimension(x, dim),
@@ -186,7 +255,7 @@ DOMAINS: Final[dict[Any, Relations]] = {
     aten.sort.stable: lambda x, dim=-1, **_: _has_dimension(x, dim),
     aten.empty_strided.default: lambda sizes, strides, **_: _apart(sizes, strides),
     aten.new_empty_strided.default: lambda x, sizes, strides, **_: _apart(sizes, strides),
-    aten.uniform.default: lambda x, low=0.0, high=1.0, **_: (low <= high,),
+    aten.uniform.default: lambda x, low=0.0, high=1.0, **_: (low <= high, *_some_floats(x)),
     aten.exponential.default: lambda x, rate=1.0, **_: (rate > 0,),
     aten.geometric.default: lambda x, p, **_: (p > 0, p < 1),
     aten.cauchy.default: lambda x, median=0.0, sigma=1.0, **_: (sigma > 0,),
@@ -195,6 +264,8 @@ DOMAINS: Final[dict[Any, Relations]] = {
     aten.randint.low: lambda low, high, *_, **__: (low < high,),
     aten.randint_like.default: lambda x, high, **_: (high > 0,),
     aten.randint_like.low_dtype: lambda x, low, high, **_: (low < high,),
+    **_FLOATING,
+    **_NO_BOOLEANS,
     **_CONVERTED,
 }
 """Relations between an operator's arguments, which may be symbolic."""

@@ -312,6 +312,8 @@ def log_ndtr(x: Tensor) -> Tensor:
     PyTorch's own decomposition takes the first one up to 1, where it is the difference of two
     numbers that are larger than the result.
     """
+    if x.is_complex():
+        return NotImplemented
     if not x.is_floating_point():
         x = x.to(torch.get_default_dtype())
     t = x * math.sqrt(0.5)
@@ -324,6 +326,8 @@ def ndtr(x: Tensor) -> Tensor:
 
     PyTorch's own decomposition, which tracing does in any case, subtracts equal numbers below 0.
     """
+    if x.is_complex():
+        return torch.special.ndtr(x)  # which eager refuses
     dtype = x.dtype if x.is_floating_point() else torch.get_default_dtype()
     wide = x.to(opmath_dtype(dtype))
     return (torch.erfc(wide * -math.sqrt(0.5)) / 2).to(dtype)

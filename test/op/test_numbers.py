@@ -133,15 +133,37 @@ def test_fractional_powers_of_two_beside_wider_numbers(backend_name: str) -> Non
         (torch.complex, (torch.float32, torch.float64)),
         (torch.polar, (torch.float32, torch.float64)),
         (lambda x, y: torch.addcdiv(x, x, y), (torch.bool, torch.bool)),
+        (torch.hypot, (torch.int64, torch.int64)),
+        (torch.fmod, (torch.bool, torch.bool)),
+        (torch.relu, (torch.bool,)),
+        (F.gelu, (torch.int64,)),
+        (lambda x: x.log_softmax(0), (torch.int64,)),
+        (torch.var, (torch.int64,)),
+        (torch.special.ndtr, (torch.complex64,)),
+        (torch.special.log_ndtr, (torch.complex64,)),
     ],
-    ids=["complex", "polar", "addcdiv"],
-)
+    ids=[
+        "complex", "polar", "addcdiv", "hypot", "fmod", "relu", "gelu", "log_softmax", "var",
+        "ndtr", "log_ndtr",
+    ],
+)  # fmt: skip
 def test_dtypes_are_refused_as_by_eager(fn: Any, dtypes: Any, backend: BackendUnderTest) -> None:
     given = [torch.ones(3, dtype=dtype) for dtype in dtypes]
-    with pytest.raises(RuntimeError):
+    with pytest.raises(RuntimeError) as refusal:
         fn(*given)
-    with pytest.raises(RuntimeError):
+    with pytest.raises(type(refusal.value)):
         torch.compile(fn, backend=backend)(*given)
+
+
+def test_operands_of_two_dtypes_are_taken_as_by_eager(backend: BackendUnderTest) -> None:
+    """One of a dtype that eager refuses alone."""
+    whole, half = torch.tensor([3, 4, 5]), torch.tensor([0.5, 1.5, 2.5])
+
+    def fn(whole: torch.Tensor, half: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return torch.hypot(whole, half), torch.fmod(whole > 3, half), (whole > 3).clamp(max=half)
+
+    compiled = torch.compile(fn, backend=backend, fullgraph=True)
+    torch.testing.assert_close(compiled(whole, half), fn(whole, half))
 
 
 LOGARITHMS: dict[str, Callable[..., Any]] = {
