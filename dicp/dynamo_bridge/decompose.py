@@ -39,6 +39,7 @@ from dicp.dynamo_bridge.own_decompositions import (
     SCATTERS,
     affine_grid,
     broadcast_complex,
+    dropout,
     in_one_dtype,
     ldexp_of_number,
     multi_margin_loss,
@@ -47,6 +48,7 @@ from dicp.dynamo_bridge.own_decompositions import (
     no_dropout,
     of_last_nan,
     pad,
+    polygamma_in_place,
     spaced_in_float64,
     unless_empty,
     unless_of_one_row,
@@ -289,6 +291,8 @@ def decompose_traces(gm: fx.GraphModule) -> None:
 
 
 REPLACED: dict[Any, tuple[Callable[..., Any], int, frozenset[str]]] = {
+    F.dropout: (dropout, 4, frozenset({"input", "p", "training", "inplace"})),
+    torch.dropout: (dropout, 3, frozenset({"input", "p"})),
     F.multilabel_margin_loss: (multilabel_margin_loss, 2, frozenset({"reduction"})),
     F.multi_margin_loss: (
         multi_margin_loss, 5, frozenset({"p", "margin", "weight", "reduction"}),
@@ -309,6 +313,9 @@ def replace_functions(gm: fx.GraphModule) -> None:
         for node in gm.graph.find_nodes(op="call_method", target=name):
             node.op, node.args = "call_function", (name, *node.args)
             replacements[node] = in_place
+    for node in gm.graph.find_nodes(op="call_method", target="polygamma_"):
+        node.op = "call_function"
+        replacements[node] = polygamma_in_place
     for function, (ours, most, named) in REPLACED.items():
         for node in gm.graph.find_nodes(op="call_function", target=function):
             if len(node.args) <= most and node.kwargs.keys() <= named:

@@ -425,6 +425,39 @@ def no_dropout(input: Tensor, p: float, train: bool | None = True) -> Any:
     return input.clone(), torch.ones_like(input, dtype=torch.bool)
 
 
+def dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
+    """torch.nn.functional.dropout, which returns its input where it drops nothing; PyTorch's
+    decomposition, which tracing does in any case, copies it."""
+    if p == 0 or not training:
+        return input
+    return F.dropout(input, p, training, inplace)
+
+
+def polygamma_in_place(x: Tensor, n: int) -> Tensor:
+    """Tensor.polygamma_, which AOTAutograd refuses to make functional."""
+    return x.copy_(torch.polygamma(n, x)) if x.is_floating_point() else x.polygamma_(n)
+
+
+def pinv_of_complex(
+    x: Tensor, *, atol: Tensor | None = None, rtol: Tensor | None = None, hermitian: bool = False
+) -> Tensor:
+    """The pseudoinverse of complex matrices by singular values.
+
+    PyTorch's kernel forgets to conjugate a factor under a dispatch mode, in which AOTAutograd runs
+    each graph's first call.
+    """
+    if not x.is_complex() or hermitian or x.numel() == 0:
+        return NotImplemented
+    if atol is None:
+        atol = torch.zeros((), dtype=torch.float64, device=x.device)
+    if rtol is None:
+        rtol = torch.where(atol > 0, 0.0, torch.finfo(x.dtype).eps * max(x.shape[-2:]))
+    left, values, right = torch.linalg.svd(x, full_matrices=False)
+    least = torch.maximum(atol.unsqueeze(-1), rtol.unsqueeze(-1) * values[..., :1])
+    inverse = torch.where(values > least, values.reciprocal(), 0.0).to(x.dtype)
+    return (right.mH * inverse.unsqueeze(-2)) @ left.mH
+
+
 def native_dropout_backward(grad: Tensor, mask: Tensor, scale: float) -> Tensor:
     """In eager's strides; PyTorch's own decomposition copies to the memory format of `grad`."""
     return grad * mask * scale
@@ -552,6 +585,7 @@ OWN: dict[Any, Callable[..., Any]] = {
     aten.elu.default: elu,
     aten.celu.default: celu,
     aten.hardshrink_backward.default: hardshrink_backward,
+    aten.linalg_pinv.atol_rtol_tensor: pinv_of_complex,
     aten.ldexp.Tensor: ldexp,
     aten.sgn.default: sgn,
     aten.special_log_ndtr.default: log_ndtr,

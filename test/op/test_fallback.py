@@ -114,6 +114,27 @@ def test_op(case: Any, check_op: Any) -> None:
     check_op(case)
 
 
+def test_pseudoinverse_of_complex_matrices_in_the_first_call(backend: Any, dynamic: bool) -> None:
+    """AOTAutograd runs it under a dispatch mode, in which PyTorch's own gives another result."""
+    x = torch.randn(2, 5, 3, dtype=torch.complex64)
+
+    def fn(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return torch.linalg.pinv(x), torch.linalg.pinv(x, atol=0.5), torch.pinverse(x, 0.5)
+
+    compiled = torch.compile(fn, backend=backend, dynamic=dynamic, fullgraph=True)
+    torch.testing.assert_close(compiled(x), fn(x))
+    assert compiled(x[:, :0])[0].shape == (2, 3, 0)
+
+
+def test_polygamma_in_place(backend: Any) -> None:
+    """AOTAutograd does not make it functional."""
+    x = torch.rand(3, 4) + 0.5
+    y = x.clone()
+    compiled = torch.compile(lambda x: x.polygamma_(1) + 1, backend=backend, fullgraph=True)
+    torch.testing.assert_close(compiled(x), y.polygamma_(1) + 1)
+    torch.testing.assert_close(x, y)
+
+
 def test_effects_come_in_order(backend: Any, dynamic: bool) -> None:
     """PyTorch passes tokens from one such call to the next; kernels run between them."""
     noted: list[tuple[int, float]] = []
