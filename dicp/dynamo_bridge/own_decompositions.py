@@ -428,7 +428,7 @@ def no_dropout(input: Tensor, p: float, train: bool | None = True) -> Any:
 def dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
     """torch.nn.functional.dropout, which returns its input where it drops nothing; PyTorch's
     decomposition, which tracing does in any case, copies it."""
-    if p == 0 or not training:
+    if p == 0 or (not training and 0 <= p <= 1):
         return input
     return F.dropout(input, p, training, inplace)
 

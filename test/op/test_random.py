@@ -220,6 +220,8 @@ def test_dropout_off_in_eval(backend: Any) -> None:
     assert torch.compile(module, backend=backend)(x) is x
     assert compiled(lambda t: F.dropout(t, 0.0), backend, False)(x) is x
     assert compiled(lambda t: torch.dropout(t, 0.0, True), backend, False)(x) is x
+    with pytest.raises(Exception, match="between 0 and 1"):
+        compiled(lambda t: F.dropout(t, 2.0, training=False), backend, False)(x)
     assert not compiled(lambda t: F.dropout(t, 1.0), backend, False)(x).any()
 
 
