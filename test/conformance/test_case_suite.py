@@ -263,6 +263,13 @@ def test_an_element_fails_by_either_rule() -> None:
     assert "max abs error 0.00049 at (1,)" in found and "what is allowed" not in found
 
 
+def test_what_cancels_in_float64_is_right() -> None:
+    """The gradient of the weight in a layer norm of one element, by two formulas."""
+    zero, rest = torch.zeros(1, dtype=torch.float64), torch.tensor([9.9e-16], dtype=torch.float64)
+    assert not Judge().one(zero, rest, rest).problem
+    assert Judge().one(zero, 1000 * rest, 1000 * rest).problem
+
+
 def test_nan_equals_nan_and_whole_numbers_are_exact() -> None:
     odd = torch.tensor([float("nan"), float("inf"), 1.0])
     assert not Judge().verdict(results(odd), results(odd.clone()), None).problem
@@ -390,5 +397,7 @@ def test_cases_of_the_database() -> None:
     dropout = list(itertools.islice(cases_of("nn.functional.dropout", 3), 3))
     assert dropout[0].call == "op_db:nn.functional.dropout"
     assert any(computed(case).case.random for case in dropout)
+    (inplace,) = (c for c in cases_of("nn.functional.hardsigmoid", 1) if c.key == "float16-inplace")
+    assert inplace.call == "op_db:inplace:nn.functional.hardsigmoid" and computed(inplace).truth
     (svd, *_) = cases_of("linalg.svd", 1)
     assert svd.call == "torch.linalg.svd" and not any(svd.flags)  # signs may be chosen

@@ -39,7 +39,8 @@ def _cases(op: Any, name: str, dtype: torch.dtype, samples: int) -> Iterator[Cas
     if inplace is not None:
         fitting = (s for s in _samples(op, dtype, 0, False) if not s.broadcasts_input)
         for sample in fitting:
-            call = _dotted(inplace, f"torch.Tensor.{inplace.__name__}", f"{INPLACE}{name}")
+            method = getattr(inplace, "__name__", "")  # some are partial objects
+            call = _dotted(inplace, f"torch.Tensor.{method}", f"{INPLACE}{name}")
             case = Case(name, f"{short}-inplace", call, short, inplace=True)
             yield _with_arguments(case, sample, False)
             break
