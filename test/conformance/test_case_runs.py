@@ -79,12 +79,15 @@ def unary(name: str, dtype: str = "float32") -> Case:
 
 
 def test_a_device_with_broken_operators(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A wrong element is found with its index; a crash and a hang are one failed case each."""
+    """A wrong element is found with its index; a crash, a hang and damaged data are one failed case
+    each."""
     (tmp_path / "sitecustomize.py").write_text(BROKEN)
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{ROOT}")
     data = tmp_path / "data"
     for name in ("abs", "erf", "exp2", "neg", "sin"):
         write(data, name, [unary(name), unary(name, "float64")], "cpu", {})
+    write(data, "floor", [unary("floor")], "cpu", {})
+    (data / "floor.safetensors").write_bytes(b"damaged")
     (tmp_path / "device_config.toml").write_text(
         '[[skip]]\noperator = "neg"\ndtype = "float64"\nreason = "no <float64>"\n'
         '[[skip]]\noperator = "e.*"\ndtype = "float64"\nreason = "too slow"\n'
@@ -110,6 +113,7 @@ def test_a_device_with_broken_operators(tmp_path: Path, monkeypatch: pytest.Monk
         "abs float32-0": "passed", "abs float64-0": "passed",
         "erf float32-0": "crashed", "erf float64-0": "skipped",
         "exp2 float32-0": "crashed", "exp2 float64-0": "skipped",
+        "floor ": "failed",
         "neg float32-0": "failed", "neg float64-0": "skipped",
         "sin float32-0": "passed", "sin float64-0": "passed",
     }  # fmt: skip
@@ -118,10 +122,11 @@ def test_a_device_with_broken_operators(tmp_path: Path, monkeypatch: pytest.Monk
     assert float(wrong["max_error"]) == pytest.approx(0.5, abs=1e-4)
     assert "SIGABRT" in rows["exp2", "float32-0"]["reason"]
     assert rows["erf", "float32-0"]["reason"].startswith("it hangs: no end within 30 s")
+    assert "floor.safetensors: it is damaged" in rows["floor", ""]["reason"]
     report = json.loads((tmp_path / "out" / "report.json").read_text())
-    assert report["counts"] == {"passed": 4, "failed": 1, "skipped": 3, "crashed": 2}
+    assert report["counts"] == {"passed": 4, "failed": 2, "skipped": 3, "crashed": 2}
     suite = ElementTree.parse(tmp_path / "out" / "junit.xml").getroot()
-    assert (suite.get("tests"), suite.get("failures"), suite.get("skipped")) == ("10", "3", "3")
+    assert (suite.get("tests"), suite.get("failures"), suite.get("skipped")) == ("11", "4", "3")
     page = (tmp_path / "out" / "report.html").read_text()
     assert "no &lt;float64&gt;" in page and '<tr class="crashed"><td>exp2</td>' in page
 

@@ -14,7 +14,7 @@ from dicp.conformance.configuration import Configuration, Skip
 from dicp.conformance.names import OperatorNames
 from dicp.conformance.processes import run
 from dicp.conformance.rows import FAILURES, Row
-from dicp.conformance.suite.reference import OperatorData, is_current, stored
+from dicp.conformance.suite.reference import is_current, stored
 from dicp.conformance.suite.runs import CaseUnit
 from dicp.conformance.suite.sources import (
     UnknownOperatorError,
@@ -100,8 +100,6 @@ def compare(
     settings = Configuration.read(Path(unit.config) if unit.config else None)
     names = stored_operators(patterns, unit)
     _check_operators(settings, names)
-    for name in names:
-        OperatorData.read(folder, name)
     result = Compared()
 
     def add(row: Row) -> None:

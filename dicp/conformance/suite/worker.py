@@ -22,6 +22,7 @@ from dicp.conformance.answers import open_answers, register
 from dicp.conformance.suite.reference import OperatorData, write
 from dicp.conformance.suite.runs import CaseUnit, Outcome, Runner
 from dicp.conformance.suite.sources import cases_of
+from dicp.errors import ReferenceDataError
 
 Test = tuple[list[str], Callable[[], Outcome]]
 
@@ -69,17 +70,32 @@ def _generated(unit: CaseUnit) -> tuple[list[list[str]], Iterator[Test]]:
 
 
 def _compared(unit: CaseUnit) -> tuple[list[list[str]], Iterator[Test]]:
-    """A test for each stored case."""
-    data = [OperatorData.read(Path(unit.data), operator) for operator in unit.operators]
+    """A test for each stored case; of an operator whose data are damaged, one that fails."""
+    data = {operator: _data(Path(unit.data), operator) for operator in unit.operators}
     runner = Runner(unit)
     runner.start()
-    names = [[one.operator, key] for one in data for key in one.keys]
-    tests = (
-        ([one.operator, reference.case.key], partial(runner.outcome, reference))
-        for one in data
-        for reference in one.references()
-    )
-    return names, tests
+
+    def tests() -> Iterator[Test]:
+        for operator, one in data.items():
+            if isinstance(one, ReferenceDataError):
+                yield [operator, ""], partial(Outcome, "failed", str(one))
+                continue
+            for reference in one.references():
+                yield [operator, reference.case.key], partial(runner.outcome, reference)
+
+    names = [
+        [operator, key]
+        for operator, one in data.items()
+        for key in ([""] if isinstance(one, ReferenceDataError) else one.keys)
+    ]
+    return names, tests()
+
+
+def _data(folder: Path, operator: str) -> OperatorData | ReferenceDataError:
+    try:
+        return OperatorData.read(folder, operator)
+    except ReferenceDataError as error:
+        return error
 
 
 if __name__ == "__main__":
