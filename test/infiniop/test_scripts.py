@@ -16,7 +16,8 @@ from dicp.conformance.per_operator.runs import DTYPES, Run
 from dicp.conformance.per_operator.table import BY_FORMULA, OPERATORS
 
 FOLDER = Path(__file__).parent
-NO_SCRIPTS = {"runner", "test_scripts"}
+STUDIES = {"index_copy_inplace_duplicate_test", "pytorch_duplicate_index_randomness_test"}
+NO_SCRIPTS = {"runner", "test_scripts"} | STUDIES
 
 
 @pytest.mark.sweep
