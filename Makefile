@@ -12,6 +12,8 @@
 #   make nvidia  operator tests on macagraph's emulation, whose kernels NVRTC compiles for a GPU, too;
 #                one of NVIDIA_PARTS parts of the tests (all)
 #   make tops    the same on topsgraph's simulator, one of forty parts of the operator tests
+#   make conformance  every operator case and every recorded model on every target, with reports,
+#                coverage and the table of families in conformance_results: a night's work
 #   make docs    draw the pictures and list the settings from the code, write what the tools print,
 #                take a picture of a report (needs chromium)
 #   make sanitize  the operator tests on cpugraph with the sanitizers of g++ in generated code
@@ -23,6 +25,7 @@ ACCEPTANCE_PARTS ?= 1
 MACA_PARTS ?= 40
 NVIDIA_PARTS ?= 1
 TOPS_PARTS ?= 40
+BACKENDS ?= cpugraph ascendgraph macagraph tritongraph topsgraph
 EXAMPLES := test/unit/test_examples.py
 JOBS ?= $(shell nproc 2>/dev/null || echo 2)
 TORCH ?= torch==2.13.0
@@ -32,7 +35,7 @@ RUN := $(VENV)/bin/python
 # Named after this folder: an environment that was moved or copied here is installed again.
 READY := $(VENV)/ready$(subst /,-,$(CURDIR))
 
-.PHONY: demo test test-all unit ascend acceptance maca nvidia tops sanitize docs lint format env clean
+.PHONY: demo test test-all unit ascend acceptance maca nvidia tops conformance sanitize docs lint format env clean
 
 demo: $(READY)
 	$(RUN) -m demo
@@ -65,6 +68,24 @@ nvidia: $(READY)
 
 tops: $(READY)
 	$(PYTEST) --backend topsgraph --dynamic false --sample $(TOPS_PARTS) test/op $(EXAMPLES)
+
+CASES := $(RUN) -m dicp.conformance
+MODELS := $(notdir $(basename $(wildcard dicp/conformance/suite/models/*.json)))
+conformance: $(READY)
+	@failed=0; results=conformance_results; \
+	$(CASES) gen_data --jobs $(JOBS) || failed=1; \
+	for model in $(MODELS); do $(CASES) gen_data --model_name $$model || failed=1; done; \
+	for backend in $(BACKENDS); do \
+	    $(CASES) run_test --backend $$backend --jobs $(JOBS) --html_report --use_db \
+	        --test_result_path $$results/$$backend/report.xlsx || failed=1; \
+	    $(CASES) coverage --backend $$backend --report $$results/$$backend/report.json \
+	        --out $$results/$$backend || failed=1; \
+	    for model in $(MODELS); do \
+	        $(CASES) run_test --backend $$backend --model_name $$model --use_db \
+	            --test_result_path $$results/$$backend/$$model/report.xlsx || failed=1; \
+	    done; \
+	    $(CASES) models --backends $$backend --train --out $$results/$$backend || failed=1; \
+	done; exit $$failed
 
 docs: $(READY)
 	$(RUN) docs/rooms.py
