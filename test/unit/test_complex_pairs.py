@@ -62,7 +62,7 @@ def gradients(results: Any, inputs: list[Tensor]) -> list[Tensor]:
     return list(torch.autograd.grad([(t * t).sum() for t in real], wanted))
 
 
-@pytest.mark.parametrize("symbolic", [False, True])
+@pytest.mark.parametrize("symbolic", [False, True], ids=["static", "dynamic"])
 @pytest.mark.parametrize("name", CASES)
 def test_nothing_but_the_border_is_complex(name: str, symbolic: bool) -> None:
     fn, inputs = CASES[name]
@@ -129,7 +129,7 @@ VALUES: dict[str, tuple[Callable[..., Any], list[Tensor]]] = {
 }
 
 
-@pytest.mark.parametrize("symbolic", [False, True])
+@pytest.mark.parametrize("symbolic", [False, True], ids=["static", "dynamic"])
 @pytest.mark.parametrize("name", VALUES)
 def test_values_are_those_of_eager(name: str, symbolic: bool) -> None:
     fn, given = VALUES[name]
@@ -168,7 +168,7 @@ def low_pass(x: Tensor) -> Tensor:
     return torch.fft.irfft2(kept + rest, s=x.shape[1:3], dim=(1, 2)).square()
 
 
-@pytest.mark.parametrize("symbolic", [False, True])
+@pytest.mark.parametrize("symbolic", [False, True], ids=["static", "dynamic"])
 @pytest.mark.parametrize(("fn", "shape"), [(spectrum, (4, 16)), (low_pass, (2, 6, 6, 3))])
 @pytest.mark.parametrize("target", ["cpu", "maca"])
 def test_transforms_of_complex_values_are_called_between_pairs(
