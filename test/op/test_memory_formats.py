@@ -12,6 +12,7 @@ from torch import Tensor
 
 from dicp.compare import Rule, check_tensor
 
+pytestmark = pytest.mark.sweep
 Layout = Callable[[Tensor], Tensor]
 
 

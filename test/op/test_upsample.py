@@ -165,6 +165,7 @@ DECOMPOSED = ("ascendgraph", "topsgraph")
 SIZES = {"same": (6, 4, 5), "mixed": (13, 4, 3), "other": (5, 11, 12), "far": (1, 40, 5)}
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(("mode", "dims"), MODES, ids=[mode for mode, _ in MODES])
 @pytest.mark.parametrize("corners", [False, True])
 @pytest.mark.parametrize("name", SIZES)
@@ -188,7 +189,7 @@ def test_gradients(mode: str, dims: int, corners: bool, name: str, backend_name:
         assert_matches(mine, theirs, exact)
 
 
-@pytest.mark.parametrize("symbolic", [False, True])
+@pytest.mark.parametrize("symbolic", [False, True], ids=["static", "dynamic"])
 @pytest.mark.parametrize("corners", [False, True])
 @pytest.mark.parametrize("size", [(3, 4), (5, 12), (1, 1)])
 def test_antialiased_beside_infinities(

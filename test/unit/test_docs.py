@@ -26,15 +26,25 @@ IN_FRESH_FOLDER = ROOT / "docs" / "new_hardware.md"
 BLOCK = re.compile(r"^```(python|sh)\n(.*?)^```", re.M | re.S)
 
 
+TESTED_ELSEWHERE = ("python -m examples llama", "python -m examples.needle",
+                    "python -m dicp.conformance models")  # fmt: skip
+"""Commands that take seconds, whose functions test_examples.py and test_models.py call as well."""
+
+
 def blocks(page: Path, language: str) -> list[str]:
     return [text for kind, text in BLOCK.findall(page.read_text()) if kind == language]
 
 
-def commands() -> list[str]:
+def commands() -> list[Any]:
     """The commands of all pages, each once, without their comments."""
     pages = [page for page in PAGES if page != IN_FRESH_FOLDER]
     lines = "".join("".join(blocks(page, "sh")) for page in pages).splitlines()
-    return sorted({line.partition(" #")[0].strip() for line in lines})
+    found = sorted({line.partition(" #")[0].strip() for line in lines})
+    sweep = [pytest.mark.sweep]
+    return [
+        pytest.param(line, marks=sweep if line.startswith(TESTED_ELSEWHERE) else [])
+        for line in found
+    ]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)

@@ -186,6 +186,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installed]:
     server.close()
 
 
+@pytest.mark.sweep
 def test_both_families_run_pointwise_reductions_norms_and_products(installed: Installed) -> None:
     found = installed.run("-c", PROGRAM, *FAMILIES)
     assert found.stdout == "all right\n", found.stdout + found.stderr[-3000:]
@@ -220,6 +221,7 @@ def test_an_installed_package_runs_dicp_s_tests_from_another_folder(
     assert found.returncode == 0 and f"{passed} passed" in found.stdout, found.stdout[-3000:]
 
 
+@pytest.mark.sweep
 def test_packages_tests_are_collected_together(installed: Installed) -> None:
     """Their modules have different names: pytest imports both in one process."""
     folders = [str(installed.package(name) / "test") for name in FAMILIES]
@@ -229,6 +231,7 @@ def test_packages_tests_are_collected_together(installed: Installed) -> None:
     assert found.returncode == 0 and "2 passed" in found.stdout, found.stdout[-3000:]
 
 
+@pytest.mark.sweep
 def test_the_page_for_new_hardware_works(installed: Installed) -> None:
     """Its blocks of commands in order, in one folder: a package, rules, tests, a whole model."""
     page = (ROOT / "docs" / "new_hardware.md").read_text()

@@ -73,6 +73,7 @@ def test_the_table_of_operators_says_what_is_done(op: Any, target: Any) -> None:
     assert operator_row(op, target).decision == ("eager" if is_eager else "decomposed")
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(("dtype", "weights"), [(F32, F32), (BF16, F32)], ids=["one", "mixed"])
 @pytest.mark.parametrize("name", CASES)
 def test_gradients_where_one_of_a_pair_is_eager(
