@@ -278,7 +278,9 @@ def test_op(case: Any, check_op: Any) -> None:
     check_op(case)
 
 
-@pytest.mark.parametrize("values", [[1.0, math.nan, 3.0], [0.0, math.nan, 2.0], [math.inf, 0.0]])
+@pytest.mark.parametrize(
+    "values", [[1.0, math.nan, 3.0], [0.0, math.nan, 2.0], [math.inf, 0.0], [0.0, 0.0, math.inf]]
+)
 def test_the_gradient_of_a_product_with_nan_is_pytorchs(
     values: list[float], backend_name: str
 ) -> None:
