@@ -96,7 +96,6 @@ def compare(
 
     Raises UnknownOperatorError, ReferenceDataError and ConformanceConfigError.
     """
-    folder = Path(unit.data)
     settings = Configuration.read(Path(unit.config) if unit.config else None)
     names = stored_operators(patterns, unit)
     _check_operators(settings, names)
