@@ -24,6 +24,7 @@ from dicp.dynamo_bridge.memory_formats import (
     STRIDE_SOURCES,
     in_format_of_input,
     in_place,
+    max_pool1d,
     pad_or_crop,
     roll_of_slices,
     with_layout,
@@ -293,6 +294,11 @@ def decompose_traces(gm: fx.GraphModule) -> None:
 REPLACED: dict[Any, tuple[Callable[..., Any], int, frozenset[str]]] = {
     F.dropout: (dropout, 4, frozenset({"input", "p", "training", "inplace"})),
     torch.dropout: (dropout, 3, frozenset({"input", "p"})),
+    F.max_pool1d: (
+        max_pool1d, 7, frozenset({
+            "input", "kernel_size", "stride", "padding", "dilation", "ceil_mode", "return_indices",
+        }),
+    ),
     F.multilabel_margin_loss: (multilabel_margin_loss, 2, frozenset({"reduction"})),
     F.multi_margin_loss: (
         multi_margin_loss, 5, frozenset({"p", "margin", "weight", "reduction"}),

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from dicp.dtypes import REDUCED_FLOATS
@@ -365,3 +366,13 @@ def in_place(name: str, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         return getattr(x, name)(*args, **kwargs)  # type: ignore[no-any-return]
     copy = x.clone(memory_format=torch.contiguous_format)
     return x.copy_(getattr(copy, name)(*args, **kwargs))
+
+
+def max_pool1d(input: Tensor, *args: Any, **kwargs: Any) -> Any:
+    """torch.nn.functional.max_pool1d, whose result, without indices and a gradient, is contiguous
+    on the host."""
+    found = F.max_pool1d(input, *args, **kwargs)
+    has_gradient = torch.is_grad_enabled() and input.requires_grad
+    if not isinstance(found, Tensor) or has_gradient or input.device.type != HOST:
+        return found
+    return found.contiguous()

@@ -386,3 +386,16 @@ def test_a_copy_of_a_part_of_what_is_written_into(name: str, backend_name: str) 
         found = torch.compile(written, backend=backend_name)(mine)
         assert not check_tensor(found, written(theirs), None, Rule())
         assert not check_tensor(mine, theirs, None, Rule())
+
+
+@pytest.mark.parametrize("grad", [False, True])
+def test_strides_of_pooled_columns(grad: bool, backend_name: str) -> None:
+    """Eager pools one dimension by another kernel without a gradient, and without indices."""
+    x = torch.randn(2, 8, 3).transpose(1, 2).requires_grad_(grad)
+
+    def fn(x: Tensor) -> tuple[Tensor, ...]:
+        return F.max_pool1d(x, 2), *F.max_pool1d(x, kernel_size=2, return_indices=True)
+
+    got = torch.compile(fn, backend=backend_name, fullgraph=True)(x)
+    for mine, theirs in zip(got, fn(x), strict=True):
+        assert not check_tensor(mine, theirs, None, Rule())
