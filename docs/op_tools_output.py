@@ -1,4 +1,4 @@
-"""Runs the Python blocks of docs/op_tools.md and writes what each prints under it.
+"""Runs blocks of docs/op_tools.md and docs/profiler.md and writes what each prints under it.
 
 python docs/op_tools_output.py
 """
@@ -9,6 +9,7 @@ import contextlib
 import io
 import os
 import re
+import subprocess
 import sys
 import sysconfig
 import tempfile
@@ -21,32 +22,37 @@ from dicp.testing import torchvision_operators  # noqa: E402
 
 torchvision_operators.define()
 
-PAGE = Path(__file__).with_name("op_tools.md")
-BLOCK = re.compile(r"```python\n(.*?)```\n\n<!-- output -->\n(?:```text\n.*?```\n)?", re.S)
+PAGES = [Path(__file__).with_name(f"{name}.md") for name in ("op_tools", "profiler")]
+BLOCK = re.compile(
+    r"```(python|sh)\n((?:(?!```).)*?)```\n\n<!-- output -->\n(?:```text\n.*?```\n)?", re.S
+)
 MAX_LINES = 16
 MAX_COLUMNS = 150
 
 
-def page() -> str:
-    """The page with the output of its blocks, which share their names."""
-    names: dict[str, object] = {"__name__": "op_tools"}
+def page(path: Path) -> str:
+    """The page with the output of its blocks: of Python, which share their names, or a command."""
+    names: dict[str, object] = {"__name__": path.stem}
 
     def run(block: re.Match[str]) -> str:
-        out = io.StringIO()
-        with contextlib.redirect_stdout(out):
-            above = "\n" * (block.string.count("\n", 0, block.start()) + 1)
-            exec(compile(above + block[1], str(PAGE), "exec"), names)
-        shown = out.getvalue()
-        for folder_of_code in (f"{ROOT}/", f"{sysconfig.get_path('purelib')}/"):
+        shown = printed(block) if block[1] == "python" else output_of(block[2])
+        for folder_of_code in (f"{sysconfig.get_path('purelib')}/", f"{ROOT}/"):
             shown = shown.replace(folder_of_code, "")
         lines = [line[:MAX_COLUMNS].rstrip() for line in shown.splitlines()]
         if len(lines) > MAX_LINES:
             half = MAX_LINES // 2
             lines = [*lines[:half], f"... {len(lines) - 2 * half} lines ...", *lines[-half:]]
         shown = "\n".join(lines)
-        return f"```python\n{block[1]}```\n\n<!-- output -->\n```text\n{shown}\n```\n"
+        return f"```{block[1]}\n{block[2]}```\n\n<!-- output -->\n```text\n{shown}\n```\n"
 
-    text = PAGE.read_text()
+    def printed(block: re.Match[str]) -> str:
+        out = io.StringIO()
+        with contextlib.redirect_stdout(out):
+            above = "\n" * (block.string.count("\n", 0, block.start()) + 1)
+            exec(compile(above + block[2], str(path), "exec"), names)
+        return out.getvalue()
+
+    text = path.read_text()
     before = os.getcwd()
     with tempfile.TemporaryDirectory() as folder:
         os.chdir(folder)
@@ -56,5 +62,14 @@ def page() -> str:
             os.chdir(before)
 
 
+def output_of(command: str) -> str:
+    """What a command `python SCRIPT` prints."""
+    program, *arguments = command.split()
+    assert program == "python"
+    done = subprocess.run([sys.executable, *arguments], cwd=ROOT, check=True, capture_output=True)
+    return done.stdout.decode()
+
+
 if __name__ == "__main__":
-    PAGE.write_text(page())
+    for path in PAGES:
+        path.write_text(page(path))
