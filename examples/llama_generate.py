@@ -102,9 +102,7 @@ class Generator:
 
     def _logits(self, tokens: Tensor) -> Tensor:
         inputs = tokens[None].to(self.device)
-        output = self.forward(
-            input_ids=inputs, past_key_values=self.cache, use_cache=True, logits_to_keep=1
-        )
+        output = self.forward(input_ids=inputs, cache=self.cache, use_cache=True, logits_to_keep=1)
         return output.logits[0, -1].float().cpu()
 
 

@@ -41,7 +41,7 @@ def decode(
     for step in range(NEW_TOKENS):
         # Prefill and the first decoding step compile; later ones must not.
         with no_recompile(forward is not model and step > 1):
-            last = forward(input_ids=inputs, past_key_values=cache, use_cache=True).logits[:, -1]
+            last = forward(input_ids=inputs, cache=cache, use_cache=True).logits[:, -1]
         logits[f"token {step}"] = last.clone()
         best = last.argmax(-1, keepdim=True)
         chosen.append(best)
