@@ -296,13 +296,10 @@ MOBILENET = ("--steps", 2, "--batch", 16, "--width", 0.25, "--rate", 0.003)
 batches amplify rounding more."""
 
 
+@pytest.mark.sweep
 @pytest.mark.static_only
-def test_mobilenet_v2(backend, dynamic):
-    check_losses(run("mobilenet_v2", backend, *MOBILENET), steps=2, rtol=1e-3)
-
-
-@pytest.mark.static_only
-def test_mobilenet_v2_on_two_processes(backend, dynamic):
-    """Each loss is the mean of two halves of the batch, whose gradients the processes share."""
-    result = run("mobilenet_v2", backend, *MOBILENET, "--processes", 2)
+@pytest.mark.parametrize("processes", [1, 2])
+def test_mobilenet_v2(backend, dynamic, processes):
+    """On two, each loss is the mean of two halves of the batch, whose gradients they share."""
+    result = run("mobilenet_v2", backend, *MOBILENET, "--processes", processes)
     check_losses(result, steps=2, rtol=1e-3)

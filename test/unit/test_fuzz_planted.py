@@ -151,6 +151,7 @@ def check_found(backend: str, dynamic: bool = False) -> None:
     namespace["test_found"]()
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_planted_fault_is_found(name: str, planted: Callable[..., str]) -> None:
     check_found(planted(_with_fault(*FAULTS[name])))

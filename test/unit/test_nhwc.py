@@ -123,6 +123,7 @@ def by_nhwc(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(choice, f"NHWC_{name}", 1 << 40)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("what", GRADIENTS)
 def test_gradients(tmp_path: Path, by_nhwc: None, what: str) -> None:
     compute, given, routines = gradients(what)

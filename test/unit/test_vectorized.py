@@ -103,6 +103,7 @@ CASES: dict[str, Callable[[], Case]] = {
 }  # fmt: skip
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("name", CASES)
 def test_vectorized(name: str, tmp_path: Path) -> None:
     toolchain = find_toolchain(Config())
