@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+from collections import defaultdict
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,15 +21,23 @@ from dicp.conformance.suite.case import (
     given_operand,
     parameter_names,
 )
-from dicp.conformance.suite.codec import Decoder, Encoder, NotStorableError
+from dicp.conformance.suite.codec import Decoder, Encoder
+from dicp.conformance.suite.database import database
+from dicp.conformance.suite.database_cases import database_cases
 from dicp.conformance.suite.files import case_entries, read_case_file
 from dicp.conformance.suite.judge import Judge
+from dicp.conformance.suite.parameters import NOT_VARIED, reason, unvaried
 from dicp.conformance.suite.reference import OperatorData, computed, is_current, stored, write
 from dicp.conformance.suite.runs import CaseUnit, Runner, channels_last
 from dicp.conformance.suite.sources import UnknownOperatorError, cases_of, chosen, file_entries
 from dicp.errors import CaseError, CaseFileError, ReferenceDataError
+from dicp.op_tools.cases import NotStorableError
 from dicp.testing.evaluation import Results
+from dicp.testing.sample import part
 
+OPERATOR_PARTS = 24
+MORE = ".more"
+"""How the names end whose cases give parameters of the database's operators second values."""
 ENTRY = '[[case]]\nname = "x"\ncall = "torch.add"\ndtypes = ["float32"]\n'
 TWO = ENTRY + "[case.tensors.input]\nshape = [[2], [3]]\n[case.tensors.other]\nshape = [[1]]\n"
 
@@ -354,19 +363,7 @@ def test_a_given_tensor_is_an_operand() -> None:
     assert (operand.shape, operand.strides, operand.grad) == ((2, 3), (1, 2), True)
 
 
-IMPLEMENTATION = ("foreach", "fused", "capturable", "differentiable")
-NOT_VARIED = {
-    **dict.fromkeys(IMPLEMENTATION, "how it is computed, not what"),
-    **dict.fromkeys(("grad_scale", "found_inf"), "of fused steps on GPUs"),
-    **dict.fromkeys(("has_complex", "has_sparse_grad"), "what the tensors are"),
-    **dict.fromkeys(("size_average", "reduce"), "deprecated, in favour of reduction"),
-    "dropout_p": "random in one operand of many",
-    "generator": "no value",
-}
-"""Parameters that need no second value, and why."""
-
-
-@pytest.mark.parametrize("name", sorted(file_entries()))
+@pytest.mark.parametrize("name", sorted(name for name in file_entries() if not name.endswith(MORE)))
 def test_every_parameter_takes_two_values(name: str) -> None:
     entries = file_entries()[name]
     found = list(cases_of(name, 0))
@@ -378,6 +375,26 @@ def test_every_parameter_takes_two_values(name: str) -> None:
     }
     assert [parameter for parameter, values in given.items() if len(values) < 2] == []
     assert len({tuple(operand.shape for operand in case.operands) for case in found}) > 1
+
+
+def test_every_parameter_of_the_database_takes_two_values() -> None:
+    """One of OPERATOR_PARTS parts of the operators, another one every eight hours."""
+    turn, parts = part(str(OPERATOR_PARTS))
+    variants = defaultdict(list)
+    for name, op in database().items():
+        variants[op.name].append(name)
+    dtypes = ("float32", "int64", "bool", "complex64")
+    for name in sorted(variants)[turn::parts]:
+        cases = [c for one in variants[name] for c in database_cases(one, 0, dtypes)]
+        assert unvaried(name, cases) == [], f"{name}: cases/parameters.toml has second values"
+
+
+def test_a_parameter_with_one_value_is_found() -> None:
+    x = Operand((2, 3), "float32")
+    cases = [Case("sum", "k", "torch.sum", "float32", (x, dim), {"dtype": None}) for dim in (0, 1)]
+    assert unvaried("cumsum", [replace(case, call="torch.cumsum") for case in cases]) == ["dtype"]
+    assert "keepdim" in unvaried("sum", cases) and "dtype" not in unvaried("sum", cases)
+    assert reason("linalg.lu", "pivot") and not reason("linalg.qr", "pivot")
 
 
 def test_names_of_case_files_are_not_of_the_database() -> None:
@@ -394,6 +411,8 @@ def test_cases_of_the_database() -> None:
     assert found["float32-inplace"].call == "torch.Tensor.add_" and "int64-1" in found
     assert found["int64-1"].flags == [False, False]
     assert computed(case).truth is not None
+    (mish, *_) = cases_of("nn.functional.mish", 1)  # its variant in place is a partial function
+    assert mish.call == "torch.nn.functional.mish"
     dropout = list(itertools.islice(cases_of("nn.functional.dropout", 3), 3))
     assert dropout[0].call == "op_db:nn.functional.dropout"
     assert any(computed(case).case.random for case in dropout)

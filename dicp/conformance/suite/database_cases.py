@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -16,10 +16,12 @@ from dicp.errors import CaseError
 from dicp.torch_private import pytree
 
 
-def database_cases(name: str, samples: int) -> Iterator[Case]:
+def database_cases(
+    name: str, samples: int, dtypes: Sequence[str] = DTYPES
+) -> Iterator[Case]:  # fmt: skip
     """`samples` cases of each dtype that an operator takes on the CPU, 0: all; one in place."""
     op = database()[name]
-    for dtype in (getattr(torch, dtype) for dtype in DTYPES):
+    for dtype in (getattr(torch, dtype) for dtype in dtypes):
         if dtype in op.supported_dtypes("cpu"):
             yield from _cases(op, name, dtype, samples)
 
