@@ -75,6 +75,7 @@ def test_what_a_recorder_writes(tmp_path: Path) -> None:
         x = torch.randn(4, 3).t()
         for _ in range(2):
             torch.cat([x, x.contiguous()], 1)
+            torch.cat([x, x], 1)
         torch.add(x, x[:, :1], alpha=2)
         x[torch.arange(100).remainder(3), None]
         torch.nn.functional.embedding(torch.tensor([[0, 2]]), torch.rand(3, 2))
@@ -86,7 +87,8 @@ def test_what_a_recorder_writes(tmp_path: Path) -> None:
     path = tmp_path / "mine.json"
     path.write_text(found.text())
     cases = {entry.name: entry.cases for entry in read_case_file(path)}
-    (cat,) = cases["aten.cat.default"]
+    cat, other = cases["aten.cat.default"]
+    assert [part.strides for part in other.kwargs["tensors"]] == [(1, 3), (1, 3)]
     assert [part.strides for part in cat.kwargs["tensors"]] == [(1, 3), (4, 1)]
     assert cat.kwargs["dim"] == 1
     (added,) = cases["aten.add.Tensor"]
