@@ -8,6 +8,9 @@ from typing import Any, Final
 
 import torch
 from torch import fx
+from torch._dynamo.exc import TensorifyScalarRestartAnalysis
+from torch._dynamo.source import CallMethodItemSource, FloatTensorSource
+from torch._dynamo.symbolic_convert import TensorifyState
 from torch._dynamo.utils import counters
 from torch._functorch import config as functorch_config
 from torch._functorch._aot_autograd import graph_compile
@@ -18,7 +21,7 @@ from torch._functorch.aot_autograd import (
     prepare_aot_module_simplified,
 )
 from torch._functorch.partitioners import min_cut_rematerialization_partition
-from torch._guards import TracingContext
+from torch._guards import TracingContext, detect_fake_mode
 from torch._inductor.output_code import OutputCode
 from torch._inductor.utils import BoxedBool
 from torch._logging._internal import log_state, trace_log
@@ -27,7 +30,6 @@ from dicp.torch_private.releases import release_of
 
 inner_metadata = graph_compile._get_inner_meta
 make_inference_function = graph_compile._aot_stage2c_make_inference_function
-tensorify_python_scalars = graph_compile._apply_tensorify_python_scalars
 
 # From 2.13 on the stages take their compilers as arguments; before, they read the configuration.
 STAGES_TAKE_COMPILERS: Final = release_of(torch.__version__) >= (2, 13)
@@ -91,6 +93,45 @@ def prepare_aot(
         force_non_lazy_backward_lowering=functorch_config.force_non_lazy_backward_lowering,
     )  # fmt: skip
     return found if not older else (*found, [])
+
+
+def tensorify_python_scalars(graph: fx.GraphModule) -> None:
+    """AOTAutograd's pass that computes with Python's floats as tensors, as far as it can.
+
+    For the others Dynamo starts again and makes them constants, by raising
+    TensorifyScalarRestartAnalysis. It does so for a tensor of one float64 as well, which has a
+    symbol for its `item()`, and then loses a write to the tensor whose result nothing reads. Such
+    tensors stay as they are, unless the graph reads their `item()` and does not write to them.
+    """
+    read = _symbols_read(graph)
+    before = set(TensorifyState.force_specializations)
+    try:
+        graph_compile._apply_tensorify_python_scalars(graph)
+    except TensorifyScalarRestartAnalysis:
+        TensorifyState.force_specializations -= _symbols_of_tensors() - read - before
+        if TensorifyState.force_specializations - before:
+            raise
+
+
+def _symbols_read(graph: fx.GraphModule) -> set[str]:
+    """Names of the symbols for `item()` of inputs that the graph does not write to."""
+    aten = torch.ops.aten
+    copies = graph.graph.find_nodes(op="call_function", target=aten.copy_.default)
+    written = {node.args[0] for node in copies}
+    items = graph.graph.find_nodes(op="call_function", target=aten._local_scalar_dense.default)
+    values = [node.meta["val"] for node in items if node.args[0] not in written]
+    return {str(v.node._expr) for v in values if isinstance(v, torch.SymFloat)}
+
+
+def _symbols_of_tensors() -> set[str]:
+    """Names of the symbols for `item()` of tensors that are no Python floats."""
+    mode = detect_fake_mode()
+    sources = mode.shape_env.var_to_sources if mode is not None and mode.shape_env else {}
+    return {
+        str(symbol) for symbol, (source, *_) in sources.items()
+        if isinstance(source, CallMethodItemSource)
+        and not isinstance(source.base, FloatTensorSource)
+    }  # fmt: skip
 
 
 def count_capture() -> None:

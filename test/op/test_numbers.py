@@ -446,3 +446,26 @@ def test_elu_of_zero_is_zero_for_any_factor(dtype: torch.dtype, backend_name: st
     compiled = torch.compile(elus, backend=backend_name, fullgraph=True)
     for got, eager in zip(compiled(x), elus(x), strict=True):
         assert not check_tensor(got, eager, None, Rule())
+
+
+WRITES: dict[str, Callable[..., Any]] = {
+    "nothing reads it": lambda s, x, a: (s.add_(1), x * 2)[1],
+    "beside a Python number": lambda s, x, a: (s.add_(1), x * a + s)[1],
+    "with a gradient": lambda s, x, a: (s.mul_(2), (x.requires_grad_() * x).sum())[1],
+    "after item()": lambda s, x, a: x * (s.item(), s.add_(1))[0],
+    "before item()": lambda s, x, a: x * (s.add_(1), s.item())[1],
+}
+
+
+@pytest.mark.parametrize("name", WRITES)
+def test_a_float64_without_dimensions_is_written_to(name: str, backend_name: str) -> None:
+    """Dynamo has a symbol for its item(), and took it for a number that it may make a constant."""
+    fn = WRITES[name]
+    with torch._dynamo.config.patch(capture_scalar_outputs=True):
+        compiled = torch.compile(fn, backend=backend_name)
+        for number, factor in ((5.0, 2.5), (7.0, 3.5), (8.0, 4.5)):
+            mine = torch.tensor(number, dtype=torch.float64)
+            theirs = mine.clone()
+            found = compiled(mine, torch.ones(2), factor)
+            torch.testing.assert_close(found, fn(theirs, torch.ones(2), factor))
+            assert mine == theirs, (mine, theirs)
