@@ -45,7 +45,7 @@ from dicp.compare import Rule
 from dicp.conformance.names import DTYPES, OPERATOR_DATABASE, OperatorNames, TestName
 from dicp.conformance.suite.case import Case
 from dicp.errors import ConformanceConfigError, OldDeviceConfigError
-from dicp.errors.text import nearest
+from dicp.errors.text import nearest, nearest_is
 
 _SELECTORS = ("file", "test", "operator", "dtype", "parameter", "shape")
 _TABLES = {
@@ -161,9 +161,8 @@ class Configuration:
         for one in (*self.only, *self.skips, *self.tolerances):
             pattern = one.operator
             if pattern and not any(re.fullmatch(pattern, name) for name in names.names):
-                near = nearest(pattern, names.names)
-                hint = f"; the nearest is {near!r}" if near else ""
                 assert self.path is not None
+                hint = nearest_is(pattern, names.names)
                 text = f"operator {pattern!r} matches no operator{hint}"
                 raise ConformanceConfigError(self.path, one.line, text)
 

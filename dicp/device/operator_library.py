@@ -184,7 +184,7 @@ class OperatorLibrary:
         ]
         taken = self._call(chosen, loaded.call, given, written, place)
         for result, made in zip(results, written, strict=True):
-            if taken and result is not None and made is not None and made is not result:
+            if taken and result is not None and made is not result:
                 result.copy_(made)
         return taken
 
@@ -241,10 +241,8 @@ def _packed(value: Any) -> Any:
     return value.resolve_conj().resolve_neg().contiguous()
 
 
-def _share_memory(a: torch.Tensor, b: Any) -> bool:
-    if not isinstance(b, torch.Tensor) or a.numel() == 0:
-        return False
-    return a.untyped_storage().data_ptr() == b.untyped_storage().data_ptr()
+def _share_memory(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return a.numel() > 0 and a.untyped_storage().data_ptr() == b.untyped_storage().data_ptr()
 
 
 # ---- loading -------------------------------------------------------------------------------------

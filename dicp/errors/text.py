@@ -18,6 +18,12 @@ def did_you_mean(nearest: str | None) -> str:
     return f" Did you mean {nearest!r}?" if nearest else ""
 
 
+def nearest_is(name: str, known: Sequence[str]) -> str:
+    """The known name that is nearest, as the end of a clause; empty if none is near."""
+    near = nearest(name, known)
+    return f"; the nearest is {near!r}" if near else ""
+
+
 def amount(wanted: int) -> str:
     return f" ({wanted} bytes)" if wanted else ""
 

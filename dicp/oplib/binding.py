@@ -88,11 +88,10 @@ def passed(
 ) -> list[Any]:
     """What a function is called with, after the context; without results, its in-place form."""
     given: list[Any] = []
-    left = list(results)
-    for parameter in function.parameters:
+    left = iter(results)
+    for parameter in function.parameters_of(in_place=not results):
         if parameter.kind == "out":
-            if results:
-                given.append(_handle(left.pop(0), handle))
+            given.append(_handle(next(left), handle))
         elif parameter.kind == "tensors":
             tensors = [_handle(tensor, handle) for tensor in arguments[parameter.name]]
             given += [(ctypes.c_void_p * len(tensors))(*tensors), ctypes.c_int64(len(tensors))]

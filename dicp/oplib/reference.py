@@ -116,10 +116,9 @@ class ReferenceLibrary:
     ) -> Iterator[tuple[Parameter, Any]]:
         """The parameters with their values, decoded by the types that the header declares."""
         at = 0
-        for parameter in function.parameters:
-            if not (in_place and parameter.kind == "out"):
-                yield parameter, self._value(parameter, addresses, at)
-                at += 2 if parameter.kind == "tensors" else 1
+        for parameter in function.parameters_of(in_place):
+            yield parameter, self._value(parameter, addresses, at)
+            at += 2 if parameter.kind == "tensors" else 1
 
     def _value(self, parameter: Parameter, addresses: Any, at: int) -> Any:
         kind, address = parameter.kind, addresses[at]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
@@ -74,8 +74,6 @@ class Parameter:
     name: str
     kind: str
     constant: Any = ANY
-    number: bool = False
-    """Whether it is a number that is given for a tensor."""
 
 
 @dataclass(frozen=True)
@@ -120,10 +118,13 @@ class Function:
             return None
         return re.sub("(Scalar|Tensor)?$", r"Inp\1", self.name, count=1)
 
+    def parameters_of(self, in_place: bool) -> tuple[Parameter, ...]:
+        """The parameters, or those of the in-place form, after the context."""
+        return tuple(p for p in self.parameters if not (in_place and p.kind == "out"))
+
     def c_parameters(self, in_place: bool = False) -> Iterator[tuple[str, str]]:
         """The C type and the name of each parameter, after the context."""
-        taken = [p for p in self.parameters if not (in_place and p.kind == "out")]
-        for place, parameter in enumerate(taken):
+        for place, parameter in enumerate(self.parameters_of(in_place)):
             kind = "write" if in_place and place == 0 else parameter.kind
             name = f"constant{place}" if parameter.constant is not ANY else parameter.name
             yield C_TYPES[kind], name
@@ -144,15 +145,6 @@ def functions() -> tuple[Function, ...]:
             except (AttributeError, KeyError, ValueError) as error:
                 raise ValueError(f"{TEXT.name}:{number}: {line!r}: {error}") from error
     return tuple(found)
-
-
-@cache
-def functions_of() -> Mapping[str, Sequence[Function]]:
-    """Operator -> its functions."""
-    found: dict[str, list[Function]] = {}
-    for function in functions():
-        found.setdefault(function.operator, []).append(function)
-    return found
 
 
 def overload(operator: str) -> OpOverload:
@@ -228,5 +220,5 @@ def _parameter(text: str, types: Mapping[str, str]) -> Parameter:
     if name in _CONSTANTS or name.isdigit():
         return Parameter(name, kind, _CONSTANTS[name] if name in _CONSTANTS else int(name))
     if name.startswith("*"):
-        return Parameter(name[1:], "scalar", number=True)
+        return Parameter(name[1:], "scalar")
     return Parameter(name, kind or _OF_SCHEMA[types[name]])

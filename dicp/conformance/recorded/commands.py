@@ -12,7 +12,7 @@ from dicp.conformance.recorded.recorder import Recording, recording, run_script
 from dicp.conformance.recorded.reference_models import MODELS as REFERENCE_MODELS
 from dicp.conformance.recorded.reference_models import recorded_model
 from dicp.conformance.suite.sources import MODELS
-from dicp.errors.text import nearest
+from dicp.errors.text import nearest_is
 
 
 def record(
@@ -38,8 +38,7 @@ def record(
     names = list(REFERENCE_MODELS) if models == "all" else models.split(",")
     for name in names:
         if name not in REFERENCE_MODELS:
-            near = nearest(name, list(REFERENCE_MODELS))
-            hint = f"; the nearest is {near!r}" if near else ""
+            hint = nearest_is(name, list(REFERENCE_MODELS))
             raise typer.BadParameter(f"no model {name!r}{hint}", param_hint="--models")
     for name in names:
         _write((out or MODELS) / f"{name}.json", recorded_model(name))

@@ -13,7 +13,7 @@ from typing import Final
 from dicp.conformance.suite.case import Case, function
 from dicp.conformance.suite.files import Entry, case_entries, read_case_file
 from dicp.errors import CaseError
-from dicp.errors.text import nearest
+from dicp.errors.text import nearest_is
 
 ALL: Final = "all_ops"
 MODELS: Final = Path(__file__).parent / "models"
@@ -47,8 +47,7 @@ def model_file(model: str) -> Path:
     """The list of a model: a name, or the path of a recorded list. Raises UnknownModelError."""
     path = MODELS / f"{model}.json" if model in model_names() else Path(model)
     if path.suffix != ".json" or not path.is_file():
-        near = nearest(model, model_names())
-        hint = f"; the nearest is {near!r}" if near else ""
+        hint = nearest_is(model, model_names())
         raise UnknownModelError(f"no model {model!r}, nor a file of that name{hint}")
     return path
 
@@ -127,7 +126,5 @@ def matching(pattern: str, names: Sequence[str]) -> list[str]:
             continue
     found = [name for name in names if any(e.fullmatch(name) for e in expressions)]
     if not found:
-        near = nearest(pattern, names)
-        hint = f"; the nearest is {near!r}" if near else ""
-        raise UnknownOperatorError(f"no operator matches {pattern!r}{hint}")
+        raise UnknownOperatorError(f"no operator matches {pattern!r}{nearest_is(pattern, names)}")
     return found
