@@ -85,7 +85,8 @@ def slice_scatter(
 
 def _slice_replaced(lw: Lowering, x: Value, src: Value, dim: int, first: Size, step: int) -> Value:
     """x with its slice from `first` along `dim`, as long as `src`, read from that."""
-    unrolled = step <= MAX_UNROLLED_STEP and quotient(x.shape[dim], step) is not None
+    constant = isinstance(step, int) and step <= MAX_UNROLLED_STEP
+    unrolled = constant and quotient(x.shape[dim], step) is not None
     if lw.overwrites and step != 1 and not unrolled:
         return _stored_over(
             lw, x, src, lambda idx: [*idx[:dim], idx[dim] * step + first, *idx[dim + 1 :]]
