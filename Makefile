@@ -1,6 +1,6 @@
 # Everything runs in the project's own virtual environment, .venv, made on first use.
 #   make demo    train small models, eager beside compiled
-#   make test    all tests; of sweeps (many arguments of one kind) an eighth, of static and
+#   make test    all tests; of sweeps (many arguments, or slow) an eighth, of static and
 #                dynamic shapes one, of dtypes and layouts the first and a quarter of the others;
 #                another part every eight hours
 #   make test-all  all tests whole, on every target: hours     make unit    the internal ones only

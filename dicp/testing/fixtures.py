@@ -46,13 +46,18 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             _keep_part(config, items, name)
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection(session: pytest.Session) -> None:
+    """Garbage is collected seldom: it would take a fifth of the time of tests that compile, and as
+    much of collecting them."""
+    gc.set_threshold(200_000, 20, 50)
+
+
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Garbage is collected seldom: it would take a fifth of the time of tests that compile."""
     from dicp.torch_private import shorten_compilations
 
     shorten_compilations()
     gc.collect()
-    gc.set_threshold(200_000, 20, 50)
 
 
 def _keep_part(config: pytest.Config, items: list[pytest.Item], name: str) -> None:
@@ -108,7 +113,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "static_only: the test has no dynamic-shape form")
     config.addinivalue_line("markers", "dynamic_only: the test has no static-shape form")
     config.addinivalue_line("markers", "slow: takes more than a minute; run with -m slow")
-    config.addinivalue_line("markers", "sweep: many arguments of one kind; see --sweeps")
+    config.addinivalue_line("markers", "sweep: one of many arguments, or slow; see --sweeps")
     for name in SAMPLES:  # workers of a parallel run are handed the options as they are
         if wanted := option(config, name):
             setattr(config.option, f"dicp_{name}", "{1}:{0}".format(*sample.part(wanted)))

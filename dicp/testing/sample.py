@@ -5,8 +5,8 @@ through all of them in less than four days and one that runs daily in ten. `--sa
 fourth of the ten parts whenever it is run. Tests are put into parts by folder, so that every part
 has its share of the (slow) models.
 
-`--sweeps 8` leaves single tests alone and takes an eighth of the sweeps: tests marked `sweep` run
-for an eighth of their arguments, others eight hours later, so that 64 hours have all of them. Any
+`--sweeps 8` takes an eighth of the tests marked `sweep`, others eight hours later, so that 64 hours
+have all of them: tests of many arguments, and slow ones of what quick tests cover in parts. Any
 other test of static and of dynamic shapes runs with one of the two, and an operator's case with its
 first dtype and a quarter of its other dtypes and layouts: eight turns have each with both shapes.
 """
@@ -89,12 +89,11 @@ def sweeps(
         functions[name].append(test)
     chosen: set[str] = set()
     for name, members in functions.items():
-        if len(members) < 2:
-            chosen |= set(members)
-        elif members[0] in marked:
-            chosen |= set(sorted(members, key=_shuffled)[number % parts :: parts])
+        turn = number + zlib.crc32(name.encode())  # as many tests in every turn
+        if members[0] in marked:
+            chosen |= set(sorted(members, key=_shuffled)[turn % parts :: parts])
         else:
-            chosen.add(members[(zlib.crc32(name.encode()) + number) % len(members)])
+            chosen.add(members[turn % len(members)])
     return chosen | _concerned(tests, number, changed)
 
 

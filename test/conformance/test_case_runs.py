@@ -78,6 +78,7 @@ def unary(name: str, dtype: str = "float32") -> Case:
     return Case(name, f"{dtype}-0", f"torch.{name}", dtype, (Operand((2, 3), dtype),))
 
 
+@pytest.mark.sweep
 def test_a_device_with_broken_operators(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A wrong element is found with its index; a crash, a hang and damaged data are one failed case
     each."""

@@ -41,6 +41,7 @@ print(sys.argv[1:], __name__)
 """
 
 
+@pytest.mark.sweep
 def test_a_program_is_recorded_and_its_list_runs(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -64,6 +64,7 @@ def configured(folder: Path, text: str) -> str:
     return str(path)
 
 
+@pytest.mark.sweep
 def test_a_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A wrong kernel, a failure, a hang and a crash are found; a test after a hang runs."""
     (tmp_path / "sitecustomize.py").write_text(WRONG_KERNEL)

@@ -33,6 +33,7 @@ def step_inputs(batch: int, size: int, tokens: int, vocabulary: int) -> dict[str
     }
 
 
+@pytest.mark.sweep
 def test_denoising_step(against_eager):
     model = DenoisingStep(text_encoder(), unet())
     against_eager.inference(
@@ -40,6 +41,7 @@ def test_denoising_step(against_eager):
     )
 
 
+@pytest.mark.sweep
 def test_unet_training(against_eager):
     def loss_of(model: nn.Module, batch: Any) -> torch.Tensor:
         latent, noise, time, text = batch

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
 from transformers import T5Config, T5ForConditionalGeneration
 
@@ -64,5 +65,6 @@ def test_gpt2_training(against_eager):
     against_eager.training(gpt2(), loss_of, lambda n: with_labels(padded(n, 24)))
 
 
+@pytest.mark.sweep
 def test_t5_training(against_eager):
     against_eager.training(t5(), loss_of, lambda n: with_labels(padded(n, 16)))

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import pytest
 import torch
 from peft import LoraConfig, get_peft_model
 from torch import Tensor
@@ -72,6 +73,7 @@ def test_llama_weights_prefill_and_decode(against_eager, weights):
     check_decoding(against_eager, model, prompt)
 
 
+@pytest.mark.sweep
 def test_llama_inference_in_bfloat16(against_eager):
     batches = [
         {"input_ids": torch.randint(0, VOCABULARY, shape), "use_cache": False}

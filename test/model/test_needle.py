@@ -46,6 +46,7 @@ def test_mlp_resnet(
     against_eager.training(model, loss_of, classified(12), steps, optimizer)
 
 
+@pytest.mark.sweep
 def test_resnet9(against_eager):
     model = ResNet9(channels=3, width=4, first_stride=1, classes=CLASSES)
     against_eager.training(model, loss_of, classified(16, 16, 3), 2, sgd)

@@ -201,6 +201,7 @@ def test_usage_errors(arguments: list[str], says: str, capsys: pytest.CaptureFix
     assert says in capsys.readouterr().err
 
 
+@pytest.mark.sweep
 def test_the_command_line_runs_the_script_in_processes_of_its_own() -> None:
     Path("train.py").write_text(SCRIPT.replace("range(5)", "range(2)"))
     command = ["-m", "dicp.op_tools.bisect", "train.py", "--backend", "cpugraph"]

@@ -76,6 +76,7 @@ def trained(mode: str) -> list[list[str]]:
     return found
 
 
+@pytest.mark.sweep
 @pytest.mark.skipif(not torch.distributed.is_available(), reason="PyTorch without distributed")
 def test_two_processes_train_unchanged_and_write_apart() -> None:
     plain, looked_at = trained("plain"), trained("tools")

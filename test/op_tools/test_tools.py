@@ -214,6 +214,7 @@ def test_gradients_of_an_operator_with_buffers() -> None:
     assert [c.name.rpartition("[")[2] for c in backward.comparisons] == ["0]", "3]", "4]"]
 
 
+@pytest.mark.sweep
 def test_inputs_that_wait_for_backward_are_bounded_in_memory() -> None:
     """OT-23, and issue: bounded by memory, not by the model."""
     layer, x = torch.nn.Linear(64, 64), torch.randn(32, 64)

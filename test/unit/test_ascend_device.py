@@ -500,6 +500,7 @@ class Block(nn.Module):
         return F.scaled_dot_product_attention(y[None], y[None], y[None], is_causal=True)[0]
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("header_set", ["2023", "2025"])
 def test_models_run_with_the_operators_of_both_sets(
     double: Installed, header_set: str, dynamic: bool, monkeypatch: pytest.MonkeyPatch

@@ -62,6 +62,7 @@ def gradients(results: Any, inputs: list[Tensor]) -> list[Tensor]:
     return list(torch.autograd.grad([(t * t).sum() for t in real], wanted))
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("symbolic", [False, True], ids=["static", "dynamic"])
 @pytest.mark.parametrize("name", CASES)
 def test_nothing_but_the_border_is_complex(name: str, symbolic: bool) -> None:
@@ -304,6 +305,7 @@ STEPS = st.tuples(st.sampled_from([*UNARY, *BINARY]), OPERANDS, OPERANDS)
 ENDS = st.tuples(st.sampled_from([*RESULTS]), OPERANDS)
 
 
+@pytest.mark.sweep
 @settings(max_examples=20, deadline=None)
 @given(st.lists(STEPS, min_size=1, max_size=5), st.lists(ENDS, min_size=1, max_size=3),
        st.booleans())  # fmt: skip

@@ -75,6 +75,7 @@ def test_addresses_do_not_reach_the_code(recorder: type[Recording]) -> None:
         assert rendered(recorder, pick, dynamic=False) == first
 
 
+@pytest.mark.sweep
 def test_the_order_of_sets_does_not_reach_the_code() -> None:
     seed = "1" if os.environ.get("PYTHONHASHSEED") != "1" else "2"
     environment = {**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": os.pathsep.join(sys.path)}

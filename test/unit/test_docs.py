@@ -47,6 +47,7 @@ def commands() -> list[Any]:
     ]
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_python_blocks_run_in_order(page: Path) -> None:
     names = {"torch": torch, "__name__": page.stem}

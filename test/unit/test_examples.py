@@ -179,6 +179,7 @@ def test_an_unknown_model_is_refused(capsys):
     assert "gpt2" in failure(capsys, "hf_generate", "--model", "gpt3")
 
 
+@pytest.mark.sweep
 @pytest.mark.static_only
 def test_stable_diffusion(backend, dynamic, capsys, tmp_path):
     result = run("stable_diffusion", backend, "--steps", 2, "--vae", "--out", tmp_path)
@@ -221,6 +222,7 @@ def test_llama_finetune(backend, dynamic, capsys):
     assert "difference" in capsys.readouterr().out
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("trainer", [[], ["--trainer"]], ids=["loop", "trainer"])
 def test_llama_finetune_resumes(trainer, tmp_path):
     words = ["--backend", "eager", "--steps", "3", "--rate", "0.01", *trainer]
@@ -255,6 +257,7 @@ def test_what_llama_finetune_lacks_is_named(capsys, tmp_path):
     assert "holds no adapter_model.safetensors" in said
 
 
+@pytest.mark.sweep
 @pytest.mark.static_only
 def test_needle(backend, dynamic, capsys, tmp_path):
     words = ["--backend", backend.name, "--device", backend.device, "--out", str(tmp_path)]

@@ -172,6 +172,7 @@ def check(program: Program, dynamic: bool, grad: bool) -> None:
     assert not mismatches(program, compiled, grad=grad)
 
 
+@pytest.mark.sweep
 @settings(
     deadline=None, derandomize=True, max_examples=20, database=None,
     phases=(Phase.explicit, Phase.generate),  # shrinking would compile thousands of programs

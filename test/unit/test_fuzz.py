@@ -76,6 +76,7 @@ def test_programs_survive_plain_data_and_merging() -> None:
     assert not fails(merged(programs), EAGER)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("seed", SEEDS)
 def test_programs(seed: int, backend_name: str) -> None:
     """A fixed choice; `python -m dicp.fuzz --backend NAME --seconds 600` goes on."""
@@ -156,6 +157,7 @@ def test_batches_name_the_program_that_fails(wrong_backend: str) -> None:
     assert outcome.programs == 5
 
 
+@pytest.mark.sweep
 def test_a_batch_that_cannot_be_drawn_ends_no_campaign() -> None:
     """Eager, which a program is tried in, may end the process: drawing is tried in another one."""
     plan = campaign.Plan("eager", batch=-1)  # drawing this many raises

@@ -91,13 +91,13 @@ def test_floordiv_and_mod(data: st.DataObject, shape: list[Size]) -> None:
     index = data.draw(indices(shape))
     divisor = data.draw(st.sampled_from([1, 2, 3, 4, 8, 12, A, 2 * B]))
     q, r = floordiv(index, divisor), mod(index, divisor)
+    whole = combine([(q, divisor), (r, 1)])
     for sizes in SIZES:
         by = number(divisor, sizes)
         for point in points(shape, sizes):
             value = evaluate(index, point, sizes)
             assert evaluate(q, point, sizes) == value // by, (str(index), str(q))
             assert evaluate(r, point, sizes) == value % by, (str(index), str(r))
-            whole = combine([(q, divisor), (r, 1)])
             assert evaluate(whole, point, sizes) == value
 
 

@@ -85,6 +85,7 @@ def test_a_gradient_with_the_negative_bit_is_read(backend: str) -> None:
         torch.testing.assert_close(found, 2 * x.cos() * given)
 
 
+@pytest.mark.sweep
 def test_very_many_tensors_are_joined() -> None:
     def fn(x: Tensor) -> tuple[Tensor, Tensor]:
         return torch.cat(x.unbind()) * 2, torch.stack(x.unbind()[:150], 1) + 1

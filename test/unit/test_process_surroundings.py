@@ -59,6 +59,7 @@ cd "$OLDPWD" && exec {compiler} "$@"
 """
 
 
+@pytest.mark.sweep
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="/proc and fork")
 @pytest.mark.parametrize("what", ["fork", "memory", "deleted"])
 def test_results_stay_in_a_c_locale(tmp_path: Path, what: str) -> None:

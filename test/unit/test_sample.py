@@ -59,6 +59,16 @@ def test_a_sweep_is_run_in_turns_and_single_tests_always() -> None:
         assert len(half & set(MARKED)) == 15 and len(half & set(PROGRAMS)) == 3
 
 
+def test_turns_have_as_many_tests_and_slow_ones_take_turns() -> None:
+    small = [f"test/unit/test_{k}.py::test_a[{n}]" for k in range(400) for n in range(2)]
+    slow = [f"test/unit/test_{k}.py::test_slow" for k in range(400)]
+    turns = [sample.sweeps([*small, *slow], {*small, *slow}, k, 8, []) for k in range(8)]
+    assert Counter(test for turn in turns for test in turn) == Counter([*small, *slow])
+    for kind in (small, slow):
+        counts = [len(turn & set(kind)) for turn in turns]
+        assert max(counts) < 1.5 * min(counts)
+
+
 def test_sweeps_of_changed_files_are_run_whole() -> None:
     taken = sample.sweeps(FORMS, (), 0, 2, ["dicp/loop/lowering/norm.py"])
     assert taken == set(FORMS)

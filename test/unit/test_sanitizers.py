@@ -57,6 +57,7 @@ def sanitized(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]
     )  # fmt: skip
 
 
+@pytest.mark.sweep
 @needs_sanitizers
 def test_sampled_operators_stay_in_bounds(tmp_path: Path) -> None:
     quiet = ("-q", "-p", "no:cacheprovider", "-p", "no:xdist", "--dynamic", "true")

@@ -100,6 +100,7 @@ def test_products_are_measured_into_a_table_of_a_new_folder(
     assert kept.problem.shape == (1, 32, 32, 16)
 
 
+@pytest.mark.sweep
 def test_kernels_are_timed_beside_a_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu, "KERNELS", ("swiglu",))
     report = Report(options(tmp_path, "kernels"), "", {})
@@ -196,6 +197,7 @@ def test_goals_are_compared_with_what_was_measured() -> None:
     assert said["memory: Inductor's peak to ours"] == "wanted 1: not measured"
 
 
+@pytest.mark.sweep
 def test_tests_are_counted_also_when_they_are_stopped(tmp_path: Path) -> None:
     log = tmp_path / "log"
     counts, failed = gpu.tested(["test/op/test__unsafe_view.py"], "cpugraph", "cpu", 200, log)

@@ -313,6 +313,7 @@ def test_tiles_that_no_thread_configured_are_an_error(tmp_path: Path) -> None:
     assert done.returncode < 0
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("compiler", ["g++", "clang++"])
 def test_instructions(tmp_path: Path, compiler: str) -> None:
     """What the processor will run: the operands of every product, and the release."""

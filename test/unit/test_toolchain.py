@@ -81,6 +81,7 @@ exec {real} "$@\""""
     assert [f for f in flags if "openmp" in f] == (["-fopenmp-simd"] if "*" not in refused else [])
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("compiler", [name for name in COMPILERS if shutil.which(name)])
 def test_routines_are_built_by_every_compiler_here(compiler: str) -> None:
     toolchain = find_toolchain(Config(cxx=compiler))

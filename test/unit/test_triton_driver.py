@@ -247,6 +247,7 @@ def test_what_the_driver_refuses_is_an_error(stub: Stub, builder: Builder) -> No
         stub.driver.function(0, Binary(b"no binary", "k", 0, 4, {}))
 
 
+@pytest.mark.sweep
 @pytest.mark.usefixtures("own_objects")
 def test_code_of_dropped_programs_is_unloaded_but_in_no_capture(
     stub: Stub, builder: Builder, monkeypatch: pytest.MonkeyPatch

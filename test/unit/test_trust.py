@@ -350,6 +350,7 @@ assert ended == [0] * 7, ended
 """
 
 
+@pytest.mark.sweep
 def test_eight_processes_beside_one_that_clears_the_cache(tmp_path: Path) -> None:
     """What disappears is built again, without a warning, and never an error."""
     program = f"PROGRAM = {PROGRAM!r}\n{EIGHT}"

@@ -43,6 +43,7 @@ def function(k: int) -> Callable[[Tensor], Tensor]:
     return lambda x: torch.softmax(x * (k + 0.5), -1).square().sum(-1)
 
 
+@pytest.mark.sweep
 @linux
 def test_dropped_graphs_give_everything_back(tmp_path: Path) -> None:
     torch._dynamo.reset()
