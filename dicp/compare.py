@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, Final
 
 import torch
 
@@ -29,6 +30,68 @@ class Rule:
     strides: bool = True
     atol: float = 0.0
     rtol: float = 0.0
+
+
+_POSITIONS: Final = {
+    "sort": (1, 1, True), "argsort": (1, 0, True), "topk": (2, 1, True), "kthvalue": (2, 1, False),
+    "median": (1, 1, False), "nanmedian": (1, 1, False), "mode": (1, 1, False),
+}  # fmt: skip
+"""Operators -> where `dim` stands among their arguments; which of their results holds positions;
+whether these are distinct. Of equal elements they may return any, as PyTorch documents; of argmax
+and of max along a dimension it documents that they return the first."""
+
+
+@dataclass(frozen=True)
+class Positions:
+    """Positions along `dim` of an operator's first argument, in the result of number `result`.
+
+    One is right if its element equals that at eager's position; where they are `distinct`, none
+    may occur twice.
+    """
+
+    dim: int
+    result: int
+    distinct: bool
+
+    @classmethod
+    def of(
+        cls, operator: str, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> Positions | None:  # fmt: skip
+        """Those of a call, by the operator's dotted name; None where eager's alone are right."""
+        name = next((n for n in operator.split(".")[-2:] if n in _POSITIONS), None)
+        if name is None or kwargs.get("stable"):
+            return None
+        place, result, distinct = _POSITIONS[name]
+        return cls(kwargs.get("dim", args[place] if len(args) > place else -1), result, distinct)
+
+    def agreed(self, x: torch.Tensor, got: torch.Tensor, eager: torch.Tensor) -> torch.Tensor:
+        """The positions `got` where they are right, and eager's elsewhere; strided as eager's."""
+        if got.shape != eager.shape or got.dtype != eager.dtype or not got.numel():
+            return eager
+        x = x.int_repr() if x.is_quantized else x
+        mine, theirs = self._along(x, got), self._along(x, eager)
+        x = x if x.ndim else x[None]
+        inside = mine.clamp(0, x.shape[self.dim] - 1)
+        a, b = x.gather(self.dim, inside), x.gather(self.dim, theirs)
+        right = (mine == inside) & ((a == b) | (a.isnan() & b.isnan()))
+        if self.distinct:
+            counts = torch.zeros(x.shape, dtype=mine.dtype)
+            counts.scatter_add_(self.dim, inside, torch.ones_like(inside))
+            right &= counts.gather(self.dim, inside) == 1
+        agreed = torch.where(right, mine, theirs).view(eager.shape)
+        return torch.empty_strided(eager.shape, eager.stride(), dtype=eager.dtype).copy_(agreed)
+
+    def moved(self, grad: torch.Tensor, old: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
+        """A gradient of the argument, from the old positions of its elements to the new ones."""
+        old, new = self._along(grad, old), self._along(grad, new)
+        there = grad if grad.ndim else grad[None]
+        values = there.gather(self.dim, old)
+        moved = there.scatter(self.dim, old, 0).scatter(self.dim, new, values)
+        return moved.view(grad.shape)
+
+    def _along(self, x: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """The positions with a dimension for `dim`, which reductions leave out."""
+        return positions.unsqueeze(self.dim) if positions.ndim < max(x.ndim, 1) else positions
 
 
 def significant_strides(value: torch.Tensor) -> list[int]:

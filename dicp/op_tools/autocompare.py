@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
 
+from dicp.compare import Positions
 from dicp.errors import ToolVariableError
 from dicp.op_tools import storage, trees
 from dicp.op_tools.capture import CAPTURES, gradient_rows
@@ -79,18 +81,41 @@ class Record:
         return f"verdicts: tolerance {tolerance}, fp64 {all(c.fp64 for c in self.comparisons)}"
 
 
+Move = Callable[[torch.Tensor], torch.Tensor]
+
+
 @dataclass(frozen=True)
 class Outcome:
-    """A call's arguments after it, and its result."""
+    """A call's arguments after it, and its result.
+
+    move: what brings the first input's gradient from the positions of equal elements that the
+    operator returned to those that `result` has; None: these are the same.
+    """
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     result: Any
+    move: Move | None = None
 
     @classmethod
     def of(cls, reference: Reference) -> Outcome:
         """That of a run of `reference`."""
         return cls(reference.args, reference.kwargs, reference.run())
+
+    def at_positions_of(self, got: Outcome, positions: Positions | None) -> Outcome:
+        """With the positions of equal elements that the device returned."""
+        mine, theirs = ([*trees.tensors(each.result)] for each in (got, self))
+        if positions is None or not positions.result < len(mine) == len(theirs):
+            return self
+        old = theirs[positions.result]
+        x = next(trees.tensors((self.args, self.kwargs)))
+        new = positions.agreed(x, mine[positions.result].cpu(), old)
+        if torch.equal(old, new):
+            return self
+        changed = trees.map_tensors(
+            (self.args, self.kwargs, self.result), lambda tensor: new if tensor is old else tensor
+        )
+        return Outcome(*changed, partial(positions.moved, old=old, new=new))
 
 
 class OpAutoCompare(FeatureWithRecords[Record]):
@@ -153,6 +178,7 @@ class OpAutoCompare(FeatureWithRecords[Record]):
         versions = versions_of((args, kwargs))
         autocast = autocast_of(args, kwargs)
         draws = Draws.of(args, kwargs)
+        positions = Positions.of(call.name, args, kwargs)
         result = proceed(call)
         if draws.has_drawn(call.name):
             self._random(call, result)
@@ -165,13 +191,16 @@ class OpAutoCompare(FeatureWithRecords[Record]):
             self._no_reference(call, error)
             return result
         got = Outcome(call.args, call.kwargs, result)
+        wanted = wanted.at_positions_of(got, positions)
+        eager = eager and eager.at_positions_of(got, positions)
         record.comparisons += self._compared(call.name, got, wanted, eager or got)
         self._check_promises(record, result, promised)
         if not record.ok:
             self._save(call, before, reference, result, wanted.result)
         self._report(record, call, result, reference, wanted.result)
+        moves = wanted.move, eager and eager.move
         del reference, wanted, same, eager
-        self._watch(call, edges, result, versions, before)
+        self._watch(call, edges, result, versions, before, moves)
         return result
 
     def _compared(
@@ -238,8 +267,9 @@ class OpAutoCompare(FeatureWithRecords[Record]):
     # ---- backward -------------------------------------------------------------------------------
 
     def _watch(
-        self, call: Call, edges: InputEdges, result: Any, versions: Any, before: Reference | None
-    ) -> None:
+        self, call: Call, edges: InputEdges, result: Any, versions: Any, before: Reference | None,
+        moves: tuple[Move | None, Move | None],
+    ) -> None:  # fmt: skip
         """Compare the gradients once they are there, from the inputs as they were."""
         if not edges.needed:
             return
@@ -262,21 +292,23 @@ class OpAutoCompare(FeatureWithRecords[Record]):
                 self.keep(record)
             else:
                 with autocast_on(CPU, autocast):
-                    self._backward(record, shown, *arguments, found)
+                    self._backward(record, shown, *arguments, found, moves)
 
         watch(edges, result, arrived)
 
     def _backward(
-        self, record: Record, call: Call, args: Any, kwargs: Any, found: Gradients
-    ) -> None:
+        self, record: Record, call: Call, args: Any, kwargs: Any, found: Gradients,
+        moves: tuple[Move | None, Move | None],
+    ) -> None:  # fmt: skip
         on_device = any(g is not None and g.device.type != "cpu" for g in found.inputs)
         needed = [gradient is not None for gradient in found.inputs]
         try:
             reference = Reference.of(call.name, call.operator, args, kwargs)
-            wanted = reference.gradients(found.outputs, needed)
+            wanted = _moved(reference.gradients(found.outputs, needed), moves[0])
             eager: list[Any] = list(found.inputs)
             if on_device:
-                eager = list(reference.unwidened(args, kwargs).gradients(found.outputs, needed))
+                same = reference.unwidened(args, kwargs)
+                eager = _moved(same.gradients(found.outputs, needed), moves[1])
         except Exception as error:  # operators raise whatever they like
             record.note = f"no CPU form: {_first_line(error)}"
             self.keep(record)
@@ -403,6 +435,12 @@ def _overwritten(call: Call, before: Reference, reference: Reference) -> list[Co
         for (name, given), (_, own), (_, wanted) in zip(*sides, strict=True)
         if id(given) in chosen
     ]
+
+
+def _moved(gradients: list[Any], move: Move | None) -> list[Any]:
+    """The gradients of the inputs, the first one moved."""
+    first, *others = gradients
+    return gradients if move is None or first is None else [move(first), *others]
 
 
 def _first_line(error: Exception) -> str:

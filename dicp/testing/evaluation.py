@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
-from dicp.compare import Rule, check_tensor, storage_relations
+from dicp.compare import Positions, Rule, check_tensor, storage_relations
 from dicp.testing.inputs import clone_exactly
 from dicp.torch_private import pytree
 
@@ -108,8 +108,34 @@ def in_float64(call: Call, groups: list[Any], flags: Sequence[bool]) -> list[Res
         torch.set_default_dtype(before)
 
 
-def compare(got: Results, eager: Results, truth: Results | None, rule: Rule) -> list[str]:
+def at_positions_of(
+    got: Results, eager: Results, truth: Results | None, positions: Positions | None
+) -> tuple[Results, Results | None]:
+    """Eager's results and those in float64, with the positions that `got` has of equal elements.
+
+    Gradients through positions are copies of those of the results: eager's are exact.
+    """
+    if positions is None or not positions.result < len(got.outputs) == len(eager.outputs):
+        return eager, truth
+    mine, theirs = (results.outputs[positions.result] for results in (got, eager))
+    agreed = positions.agreed(eager.inputs[0], mine, theirs)
+    outputs, inputs, grads = [*eager.outputs], [*eager.inputs], [*eager.grads]
+    outputs[positions.result] = agreed
+    for kind, output, place in eager.shared:
+        if kind == "input" and output == positions.result:  # an argument `out`
+            inputs[place] = agreed
+    if torch.equal(agreed, mine) and grads and grads[0] is not None:
+        grads[0] = positions.moved(grads[0], theirs, mine)
+    exact = truth and replace(truth, grads=[])
+    return replace(eager, outputs=outputs, inputs=inputs, grads=grads), exact
+
+
+def compare(
+    got: Results, eager: Results, truth: Results | None, rule: Rule,
+    positions: Positions | None = None,
+) -> list[str]:  # fmt: skip
     """What is wrong with the results of one group of arguments, in words."""
+    eager, truth = at_positions_of(got, eager, truth, positions)
     loose = Rule(floor=rule.floor, strides=False)
     kinds = (
         ("output", got.outputs, eager.outputs, truth and truth.outputs, rule),

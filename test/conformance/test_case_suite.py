@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -28,8 +29,9 @@ from dicp.conformance.suite.files import case_entries, read_case_file
 from dicp.conformance.suite.judge import Judge
 from dicp.conformance.suite.parameters import NOT_VARIED, reason, unvaried
 from dicp.conformance.suite.reference import OperatorData, computed, is_current, stored, write
-from dicp.conformance.suite.runs import CaseUnit, Runner, channels_last
+from dicp.conformance.suite.runs import CaseUnit, Outcome, Runner, channels_last
 from dicp.conformance.suite.sources import UnknownOperatorError, cases_of, chosen, file_entries
+from dicp.conformance.torch_tests.op_tests import OperatorCase, _with_copy_to_out
 from dicp.errors import CaseError, CaseFileError, ReferenceDataError
 from dicp.op_tools.cases import NotStorableError
 from dicp.testing.evaluation import Results
@@ -296,6 +298,130 @@ def test_random_results_are_compared_by_their_distribution() -> None:
     assert not judge.verdict(results(a), results(b), None).problem
     assert "another distribution" in judge.verdict(results(a * 1.5), results(b), None).problem
     assert judge.verdict(results(a[:5]), results(b), None).problem
+
+
+EQUAL = torch.tensor(
+    [[2.0, 1, 2, 1, 2, 3], [1, 1, 1, 1, 2, 2], [2, 1, 3, 3, 2, 1], [float("nan")] * 5 + [4]]
+)
+Function = Callable[..., Any]
+
+
+def outcome_of(
+    monkeypatch: pytest.MonkeyPatch, device: Function, call: str, *args: Any,
+    x: torch.Tensor = EQUAL, **kwargs: Any,
+) -> Outcome:  # fmt: skip
+    """That of a case whose first argument has equal elements, on a device that computes so."""
+    case = Case(call, "", call, "float32", (given_operand(x, grad=True), *args), kwargs)
+    reference = computed(case)
+    monkeypatch.setattr("dicp.conformance.suite.runs.function", lambda name: device)
+    return Runner(CaseUnit("", "run_test", "cpu", "", ())).outcome(reference)
+
+
+def from_the_end(operator: Function, dim: int) -> Function:
+    """The operator with the last of equal elements' positions where eager has the first."""
+
+    def run(x: torch.Tensor, *args: Any, **kwargs: Any) -> list[torch.Tensor]:
+        results = operator(x.flip(dim), *args, **kwargs)
+        *others, positions = [results] if isinstance(results, torch.Tensor) else results
+        return [*others, x.shape[dim] - 1 - positions]
+
+    return run
+
+
+def set_to(operator: Function, place: tuple[int, int], position: int) -> Function:
+    """The operator with another position at a place of its last result."""
+
+    def run(*args: Any, **kwargs: Any) -> list[torch.Tensor]:
+        results = operator(*args, **kwargs)
+        *others, positions = [results] if isinstance(results, torch.Tensor) else results
+        positions = positions.clone()
+        positions[place] = position
+        return [*others, positions]
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("call", "args", "dim"),
+    [
+        ("torch.sort", (0,), 0), ("torch.ops.aten.sort.default", (), -1),
+        ("torch.argsort", (1, True), 1), ("torch.topk", (4,), -1),
+        ("torch.ops.aten.topk.default", (2, 0), 0), ("torch.kthvalue", (3,), -1),
+        ("torch.kthvalue", (3, 0, True), 0), ("torch.median", (1,), 1),
+        ("torch.nanmedian", (0, True), 0), ("torch.mode", (0,), 0),
+    ],
+)  # fmt: skip
+def test_any_position_of_equal_elements_is_right(
+    monkeypatch: pytest.MonkeyPatch, call: str, args: tuple[Any, ...], dim: int
+) -> None:
+    x = EQUAL[:3] if call == "torch.mode" else EQUAL  # the mode of NaN has no definition
+    device = from_the_end(function(call), dim)
+    found, eager = device(x, *args)[-1], function(call)(x, *args)
+    assert not torch.equal(found, eager if isinstance(eager, torch.Tensor) else eager[1])
+    outcome = outcome_of(monkeypatch, device, call, *args, x=x)
+    assert outcome.result == "passed", outcome.reason
+
+
+@pytest.mark.parametrize(
+    ("call", "args", "kwargs"),
+    [
+        ("torch.sort", (), {"dim": 1, "stable": True}),
+        ("torch.argsort", (), {"dim": 1, "stable": True}),
+        ("torch.max", (1,), {}), ("torch.argmax", (1,), {}),
+    ],
+)  # fmt: skip
+def test_positions_are_exact_where_the_order_of_equal_elements_is_promised(
+    monkeypatch: pytest.MonkeyPatch, call: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> None:
+    assert outcome_of(monkeypatch, function(call), call, *args, **kwargs).result == "passed"
+    device = from_the_end(function(call), 1)
+    assert outcome_of(monkeypatch, device, call, *args, **kwargs).result == "failed"
+
+
+@pytest.mark.parametrize(
+    ("call", "args", "position", "element"),
+    [
+        ("torch.sort", (), 4, "another"), ("torch.topk", (2,), 0, "another"),
+        ("torch.kthvalue", (3, 1, True), 4, "another"), ("torch.topk", (2,), 6, "none"),
+        ("torch.topk", (2,), -2, "none"), ("torch.sort", (), 0, "repeated"),
+        ("torch.argsort", (), 0, "repeated"), ("torch.topk", (2,), 5, "repeated"),
+    ],
+)  # fmt: skip
+def test_a_wrong_or_repeated_position_is_found(
+    monkeypatch: pytest.MonkeyPatch, call: str, args: tuple[Any, ...], position: int, element: str
+) -> None:
+    place = (1, 0 if "kthvalue" in call else 1)
+    results = function(call)(EQUAL, *args)
+    eager = results if isinstance(results, torch.Tensor) else results[1]
+    assert (position in eager[1]) == (element == "repeated" or call == "torch.sort")
+    outcome = outcome_of(monkeypatch, set_to(function(call), place, position), call, *args)
+    assert outcome.result == "failed" and f"at {place}" in outcome.reason, outcome.reason
+
+
+def test_a_gradient_goes_to_the_position_that_is_returned(monkeypatch: pytest.MonkeyPatch) -> None:
+    others = from_the_end(torch.topk, 1)
+
+    def run(x: torch.Tensor, k: int) -> list[torch.Tensor]:
+        return [torch.topk(x, k)[0], others(x, k)[1]]
+
+    outcome = outcome_of(monkeypatch, run, "torch.topk", 2)
+    assert outcome.result == "failed" and "gradient 0" in outcome.reason
+
+
+def test_the_tests_of_the_database_accept_any_position_of_equal_elements() -> None:
+    operator = database()["topk"]
+    sample = next(iter(operator.sample_inputs("cpu", torch.float32)))
+    out = (torch.empty(4, 2), torch.empty(4, 2, dtype=torch.int64))
+    plain = type(sample)(EQUAL.clone().requires_grad_(), args=(2,))
+    into = type(sample)(EQUAL, args=(2,), kwargs={"out": out})
+    case = OperatorCase(operator, torch.float32, "cpu", None, 1)
+    others = from_the_end(torch.topk, 1)
+    wrong = set_to(others, (0, 0), 0)
+    assert case.problems(others, plain, gradients=True, reference=torch.topk) == []
+    assert case.problems(wrong, plain, gradients=True, reference=torch.topk)
+    for device, faults in ((others, 0), (wrong, 2)):
+        written = case.problems(_with_copy_to_out(device), into, reference=torch.topk)
+        assert len(written or ()) == faults, written
 
 
 def test_layouts_and_narrow_integers(tmp_path: Path) -> None:

@@ -22,8 +22,6 @@ from dicp.testing.sample import part
 
 CASES = 3
 TURNS = 8
-OF_EQUAL_ELEMENTS = {"aten.sort.default", "aten.topk.default", "aten.kthvalue.default"}
-"""Operators that return one of several places; which one is eager's own choice."""
 ELEMENTS = 20_000
 BACKENDS = sorted(platforms().values())
 
@@ -35,8 +33,7 @@ def sampled(turn: int, backend: int) -> list[Case]:
     entries = model_entries(model_file(name)).values()
     small = [
         case for of_operator in entries for entry in of_operator for case in entry.cases
-        if case.name not in OF_EQUAL_ELEMENTS
-        and sum(math.prod(operand.shape) for operand in case.operands) <= ELEMENTS
+        if sum(math.prod(operand.shape) for operand in case.operands) <= ELEMENTS
     ]  # fmt: skip
     small.sort(key=lambda case: zlib.crc32(f"{case.name} {case.key} {case}".encode()))
     return [small[(backend * CASES + k) % len(small)] for k in range(CASES)]

@@ -9,8 +9,8 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from dicp.compare import FLOOR_ULPS, Rule, check_tensor
-from dicp.testing.evaluation import Results
+from dicp.compare import FLOOR_ULPS, Positions, Rule, check_tensor
+from dicp.testing.evaluation import Results, at_positions_of
 
 DEFAULTS: Final[Mapping[torch.dtype, tuple[float, float]]] = {
     torch.float64: (1e-7, 1e-7), torch.complex128: (1e-7, 1e-7),
@@ -45,16 +45,19 @@ class Judge:
     """How results are compared. tolerance: None: the dtype's, raised to eager's own error.
 
     strides: whether outputs must have eager's. random: whether distributions are compared.
-    values: whether results have values to compare.
+    values: whether results have values to compare. positions: the result that holds some, of which
+    more than eager's are right.
     """
 
     tolerance: tuple[float, float] | None = None
     strides: bool = True
     random: bool = False
     values: bool = True
+    positions: Positions | None = None
 
     def verdict(self, got: Results, eager: Results, truth: Results | None) -> Verdict:
         """The worst verdict of all results: outputs, inputs after the call, gradients."""
+        eager, truth = at_positions_of(got, eager, truth, self.positions)
         verdicts = []
         loose = replace(self, strides=False)
         kinds = (

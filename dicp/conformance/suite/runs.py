@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from dicp.compare import Positions
 from dicp.conformance.configuration import Configuration
 from dicp.conformance.suite.case import Case, function
 from dicp.conformance.suite.judge import Judge
@@ -123,7 +124,9 @@ class Runner:
         graphs = self.backend.graphs if self.backend else 0
         got, decisions, call = self._results(case, group)
         tolerance = self.settings.case_tolerance(case) or case.tolerance
-        judge = Judge(tolerance, not self.unit.nhwc_min_dim, case.random, case.reference)
+        positions = Positions.of(case.call, case.args, case.kwargs)
+        strides = not self.unit.nhwc_min_dim
+        judge = Judge(tolerance, strides, case.random, case.reference, positions)
         verdict = judge.verdict(got.on_host(), reference.eager, reference.truth)
         details = {
             "max_error": verdict.max_error, "index": list(verdict.index), "atol": verdict.atol,

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from dicp.compare import Rule
+from dicp.compare import Positions, Rule
 from dicp.conformance.names import DTYPES
 from dicp.testing.backends import BackendUnderTest
 from dicp.testing.cases import created_on
@@ -109,7 +109,8 @@ class OperatorCase:
         got = got.on_host()
         if self.op.name in UNDEFINED_VALUES:
             got, truth = _without_values(got, eager), None
-        return misplaced + compare(got, eager, truth[0] if truth else None, self.rule)
+        positions = Positions.of(self.op.name, (sample.input, *sample.args), sample.kwargs)
+        return misplaced + compare(got, eager, truth[0] if truth else None, self.rule, positions)
 
     def outs(self, sample: Any) -> list[tuple[str, Any]]:
         """The sample with each kind of `out`; none where there is no result."""
