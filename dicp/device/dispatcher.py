@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -263,18 +263,20 @@ class Dispatcher:
         if converted and not _takes_results(op, form.op, given):
             raise NotCompiled("it does not convert its results to that dtype")
         compiled.prepare(dense)
+        copied = [a is not b for a, b in zip(_tensors(prepared), dense, strict=False)]
+        one_call = not any(copied[position] for position in compiled.written)
+        if signature is not None and one_call and self.native.host_addressable():
+            plan = self._plan(op, form, given, compiled, dense, copied)
+            if plan is not None:
+                names = schema.name, schema.overload_name
+                result = self.native.install(*names, args, kwargs, signature, plan)
+                if result is not NotImplemented:
+                    return result
         with self.native.HostMemory(device):
             made = compiled(dense)
             results: list[Any] = [r if r is None else call.on_device(r) for r in made]
             self._keep_written(call, prepared, compiled, dense)
-        pairs = list(zip(outs, results[form.fresh :], strict=bool(outs)))
-        if any(out.shape != result.shape and out.numel() > 0 for out, result in pairs):
-            signature = None  # eager warns of each
-        _give(pairs)
-        copied = [a is not b for a, b in zip(_tensors(prepared), dense, strict=False)]
-        one_call = not any(copied[position] for position in compiled.written)
-        if signature is not None and one_call and self.native.host_addressable():
-            self._install(op, form, given, signature, compiled, dense, copied)
+        _give(zip(outs, results[form.fresh :], strict=bool(outs)))
         if form.fresh or outs:
             return _returned(form, outs, results)
         return results[0] if compiled.returned.single else tuple(results)
@@ -298,24 +300,23 @@ class Dispatcher:
             return int(self.native.current_device())
         return place.index
 
-    def _install(
-        self,
+    @staticmethod
+    def _plan(
         op: OpOverload,
         form: Functional,
         given: Mapping[str, Any],
-        signature: bytes,
         compiled: CompiledOperator,
         dense: Sequence[Any],
         copied: Sequence[bool],
-    ) -> None:
-        """Let the native part run calls of the same signature, if they are one native call.
+    ) -> dict[str, Any] | None:
+        """How the native part runs calls of the same signature; None unless as one native call.
 
         `dense`: the inputs of compiled code. `copied`: which of them are copies of what was
         given.
         """
         plan = None if form.fresh else compiled.native_call(dense)
         if plan is None:
-            return
+            return None
         tensors = [one for one in dense if isinstance(one, torch.Tensor)]
         order = [place for a in schema_of(op).arguments if str(a.type) != "number"
                  for place in tensor_places(a.name, given[a.name])]  # fmt: skip
@@ -323,22 +324,23 @@ class Dispatcher:
         names = [place for name in taken for place in tensor_places(name, given[name])]
         numbers = [a for a in schema_of(op).arguments if is_number_for_tensor(a, given[a.name])]
         if len(names) != len(tensors) or numbers:
-            return
+            return None
         outputs: list[dict[str, Any]] = []
         for slot, shape, strides, dtype in plan.outputs:
             fresh = {"sizes": list(shape), "strides": list(strides), "dtype": dtype}
             outputs.append({"slot": slot, "argument": -1, **fresh})
         for name, (number, view) in zip(form.outs, plan.results, strict=bool(form.outs)):
             out, (_, shape, strides, dtype) = given[name], plan.outputs[number]
-            given_as_made = tuple(out.shape) == shape and out.dtype == dtype
-            if view is not None or not given_as_made or not _laid_out(out, strides):
-                return
+            laid_out = tuple(out.shape) == shape and _laid_out(out, strides)
+            resized = tuple(out.shape) != shape and out.numel() == 0  # eager warns of others
+            if view is not None or out.dtype != dtype or not (laid_out or resized):
+                return None
             outputs[number]["argument"] = order.index((name, 0))
         constants = {s: tensors[p] for s, p in plan.inputs if names[p] not in order}
         table = list(plan.table)
         for slot, number in constants.items():  # part of the signature
             table[slot] = number.data_ptr()
-        kept = {
+        return {
             "run": plan.run, "launches": plan.launches, "count": plan.count, "table": table,
             "inputs": [
                 {"slot": s, "argument": order.index(names[p]), "copied": copied[p]}
@@ -350,7 +352,6 @@ class Dispatcher:
             "pointwise": torch.Tag.pointwise in form.op.tags, "keep": (plan.keep, constants),
             "bytes": sum(t.numel() * t.element_size() for t in tensors),
         }  # fmt: skip
-        self.native.install(schema_of(op).name, schema_of(op).overload_name, signature, kept)
 
     # ---- what the target does not take ----------------------------------------------------------
 
@@ -450,7 +451,7 @@ def _tensors(call: Call) -> list[torch.Tensor]:
     return [leaf for leaf in call.leaves()[0] if isinstance(leaf, torch.Tensor)]
 
 
-def _give(pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
+def _give(pairs: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> None:
     """Copy each result to the tensor given for it, which is resized where its shape is another.
 
     Eager keeps the order in memory of the operands' dimensions.

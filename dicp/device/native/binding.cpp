@@ -206,6 +206,14 @@ torch::jit::Stack stack_of(const c10::OperatorHandle& op, const py::tuple& args,
   return stack;
 }
 
+py::object results_of(torch::jit::Stack stack) {
+  if (stack.empty()) return py::none();
+  if (stack.size() == 1) return torch::jit::toPyObject(std::move(stack[0]));
+  py::tuple result(stack.size());
+  for (size_t k = 0; k < stack.size(); ++k) result[k] = torch::jit::toPyObject(std::move(stack[k]));
+  return result;
+}
+
 py::object host_call(const std::string& name, const std::string& overload, const py::tuple& args,
                      const py::dict& kwargs) {
   auto op = operator_named(name, overload);
@@ -215,11 +223,7 @@ py::object host_call(const std::string& name, const std::string& overload, const
     py::gil_scoped_release free;
     call_on_host(op, &stack, device);
   }
-  if (stack.empty()) return py::none();
-  if (stack.size() == 1) return torch::jit::toPyObject(std::move(stack[0]));
-  py::tuple result(stack.size());
-  for (size_t k = 0; k < stack.size(); ++k) result[k] = torch::jit::toPyObject(std::move(stack[k]));
-  return result;
+  return results_of(std::move(stack));
 }
 
 // Holds a Python object for as long as a plan may run, and lets it go with Python's lock held.
@@ -254,8 +258,10 @@ py::object signature_of(const std::string& name, const std::string& overload, co
   return py::bytes(key);
 }
 
-void install(const std::string& name, const std::string& overload, const py::bytes& key,
-             const py::dict& from) {
+// Runs a call by a plan, as calls of its signature from now on; NotImplemented where a result overlaps
+// a part of an operand.
+py::object install(const std::string& name, const std::string& overload, const py::tuple& args,
+                   const py::dict& kwargs, const py::bytes& key, const py::dict& from) {
   auto op = operator_named(name, overload);
   auto plan = std::make_shared<Plan>();
   const auto address = [&](const char* what) {
@@ -290,11 +296,21 @@ void install(const std::string& name, const std::string& overload, const py::byt
   }
   plan->bytes = py::cast<size_t>(from["bytes"]);
   plan->name = name + (overload.empty() ? "" : "." + overload);
-  auto& entry = entry_of(op);
-  std::unique_lock<std::shared_mutex> lock(entry.mutex);
-  if (entry.plans.size() >= kMostPlans) entry.plans.clear();
-  entry.plans[std::string(key)] = std::move(plan);
-  entry.has_plans = true;
+  {
+    auto& entry = entry_of(op);
+    std::unique_lock<std::shared_mutex> lock(entry.mutex);
+    if (entry.plans.size() >= kMostPlans) entry.plans.clear();
+    entry.plans[std::string(key)] = plan;
+    entry.has_plans = true;
+  }
+  auto stack = stack_of(op, args, kwargs);
+  bool ran;
+  {
+    py::gil_scoped_release free;
+    ran = run_plan(plan, op, &stack);
+  }
+  if (!ran) return py::reinterpret_borrow<py::object>(Py_NotImplemented);
+  return results_of(std::move(stack));
 }
 
 void forget_paths() {
