@@ -431,6 +431,9 @@ CALLS = {
     "three results": (lambda x: gradients(
         lambda t: F.layer_norm(t, (4,), t[0], t[1]), x), x),
     "groups": (lambda i: gradients(lambda t: F.group_norm(t, 3), i), image),
+    "in evaluation": (lambda i, v: [*torch.native_batch_norm(i, None, None, v, v, False, 0, 1e-5),
+                                    *gradients(lambda t: F.batch_norm(t, v, v), i)],
+                      image, torch.rand(3) + 0.5),
     "statistics": (statistics, image), "statistics with gaps": (other_memory, image),
     "kept dimensions": (lambda x: [x.mean(0, keepdim=True), x.sum(), x.sum((0, 1)),
                                    x.prod(1), x.std(1), x.std(0, correction=0),
