@@ -112,10 +112,10 @@ class Outcome:
         new = positions.agreed(x, mine[positions.result].cpu(), old)
         if torch.equal(old, new):
             return self
-        changed = trees.map_tensors(
+        args, kwargs, result = trees.map_tensors(
             (self.args, self.kwargs, self.result), lambda tensor: new if tensor is old else tensor
         )
-        return Outcome(*changed, partial(positions.moved, old=old, new=new))
+        return Outcome(args, kwargs, result, partial(positions.moved, old=old, new=new))
 
 
 class OpAutoCompare(FeatureWithRecords[Record]):
@@ -198,7 +198,7 @@ class OpAutoCompare(FeatureWithRecords[Record]):
         if not record.ok:
             self._save(call, before, reference, result, wanted.result)
         self._report(record, call, result, reference, wanted.result)
-        moves = wanted.move, eager and eager.move
+        moves = wanted.move, eager.move if eager else None
         del reference, wanted, same, eager
         self._watch(call, edges, result, versions, before, moves)
         return result
