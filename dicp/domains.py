@@ -2,6 +2,7 @@
 
 A call is compiled where its relations in `DOMAINS` are proved; else eager runs it and raises its
 own error. Operators that check in their meta functions need no row: tracing runs these checks.
+Dtypes that eager lacks on some devices alone are compiled.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from typing import Any, Final
 
 import torch
 
-from dicp.dtypes import Number, fits, opmath_dtype
+from dicp.dtypes import REDUCED_FLOATS, Number, fits, opmath_dtype
 
 aten = torch.ops.aten
 Relations = Callable[..., Sequence[Any]]
@@ -96,7 +97,7 @@ def _weighted(x: Any, y: Any, *, alpha: Any = 1) -> Sequence[Any]:
 
 
 def _subtracted(x: Any, y: Any, *, alpha: Any = 1) -> Sequence[Any]:
-    return *_weighted(x, y, alpha=alpha), not isinstance(x, bool) and not isinstance(y, bool)
+    return *_weighted(x, y, alpha=alpha), bool not in (_kind(x), _kind(y))
 
 
 def _inverted(x: Any, alpha: Any = 1.0) -> Sequence[Any]:
@@ -122,20 +123,54 @@ def _apart(sizes: Sequence[Any], strides: Sequence[Any]) -> Sequence[Any]:
     return relations
 
 
-def _is_real_or_complex(x: Any) -> bool:
-    return bool(x.dtype.is_floating_point or x.dtype.is_complex)
+def _drawn(x: Any, low: Any, high: Any, *, dtype: Any = None, **_: Any) -> Sequence[Any]:
+    """Relations of the ends of integers drawn like a tensor."""
+    dtype = dtype or x.dtype
+    inside = (low >= 0, high <= 2) if dtype == torch.bool else _all_fit(dtype, low, high - 1)
+    return low < high, *inside
 
 
-def _some_floats(*operands: Any, **_: Any) -> Sequence[Any]:
-    """Relation: the dtype of the operands together is floating-point or complex."""
-    tensors = (operand for operand in operands if hasattr(operand, "dtype"))
-    return (any(map(_is_real_or_complex, tensors)),)
+# ---- kinds of dtypes -----------------------------------------------------------------------------
+
+_KINDS: Final = (bool, int, float, complex)
+"""Each is promoted to those that follow it."""
 
 
-def _not_only_booleans(*operands: Any, **_: Any) -> Sequence[Any]:
-    """Relation: the dtype of the operands together is not that of booleans."""
-    given = (operand for operand in operands if operand is not None)
-    return (any(getattr(one, "dtype", type(one)) not in (torch.bool, bool) for one in given),)
+def _kind(operand: Any) -> type:
+    """The kind of a tensor's dtype, or of a number's; that of a symbolic number may be unknown."""
+    dtype = getattr(operand, "dtype", None)
+    if dtype is None:
+        return type(operand) if type(operand) in _KINDS else int
+    if dtype.is_complex or dtype.is_floating_point:
+        return complex if dtype.is_complex else float
+    return bool if dtype == torch.bool else int
+
+
+def _promoted(*operands: Any) -> type:
+    """The kind of the operands together."""
+    kinds = (_kind(operand) for operand in operands if operand is not None)
+    return max(kinds, key=_KINDS.index)
+
+
+def _of(*kinds: type, operands: int = 1) -> Relations:
+    """Relation: the first operands together are of one of the kinds."""
+    return lambda *args, **_: (_promoted(*args[:operands]) in kinds,)
+
+
+_numbers, _numbers_together = (_of(int, float, complex, operands=n) for n in (1, 2))
+_floats, _floats_together = (_of(float, complex, operands=n) for n in (1, 2))
+_reals, _reals_together = (_of(float, operands=n) for n in (1, 2))
+_ordered, _ordered_together = (_of(bool, int, float, operands=n) for n in (1, 2))
+
+
+def _wide(x: Any, *_: Any, **__: Any) -> Sequence[Any]:
+    """Relation: float16 and bfloat16 are not computed."""
+    return (x.dtype not in REDUCED_FLOATS,)
+
+
+def _resampled(*, bytes_too: bool) -> Relations:
+    """Relation: floating-point numbers, or bytes, are interpolated."""
+    return lambda x, *_: (_kind(x) is float or (bytes_too and x.dtype == torch.uint8),)
 
 
 _CONVERTED: Final[dict[Any, Relations]] = {
@@ -156,9 +191,9 @@ _CONVERTED: Final[dict[Any, Relations]] = {
     aten.hardtanh.default: lambda x, low=-1.0, high=1.0: _all_fit(x.dtype, low, high),
     aten.threshold.default: lambda x, threshold, number: (
         *_all_fit(x.dtype, threshold, number),
-        *_not_only_booleans(x),
+        *_numbers(x),
     ),
-    aten.hardshrink.default: lambda x, number=0.5: (*_fits(number, x.dtype), *_some_floats(x)),
+    aten.hardshrink.default: lambda x, number=0.5: (*_fits(number, x.dtype), *_reals(x)),
     aten.pow.Tensor_Scalar: _power,
     aten.add.Tensor: _weighted,
     aten.sub.Tensor: _subtracted,
@@ -166,21 +201,21 @@ _CONVERTED: Final[dict[Any, Relations]] = {
     aten.rsub.Scalar: lambda x, y, alpha=1: _subtracted(x, y, alpha=alpha),
     aten.addcmul.default: lambda x, y, z, value=1: (
         *_computed(x, value),
-        *_not_only_booleans(x, y, z),
+        _promoted(x, y, z) is not bool,
     ),
     aten.addcdiv.default: lambda x, y, z, value=1: (
         *_computed(x, value),
-        any(map(_is_real_or_complex, (x, y, z))),
+        _promoted(x, y, z) in (float, complex),
     ),
-    aten.lerp.Scalar: lambda x, end, weight: (*_computed(x, weight), _is_real_or_complex(x)),
-    aten.lerp.Tensor: lambda x, end, weight: (_is_real_or_complex(x),),
+    aten.lerp.Scalar: lambda x, end, weight: (*_computed(x, weight), *_floats(x)),
+    aten.lerp.Tensor: _floats,
     aten.leaky_relu.default: lambda x, slope=0.01: _computed(x, slope),
     aten.elu.default: _computed,
-    aten.celu.default: lambda x, alpha=1.0: (*_inverted(x, alpha), _is_real_or_complex(x)),
-    aten.softplus.default: lambda x, *numbers: (*_computed(x, *numbers), *_some_floats(x)),
+    aten.celu.default: lambda x, alpha=1.0: (*_inverted(x, alpha), *_reals(x)),
+    aten.softplus.default: lambda x, *numbers: (*_computed(x, *numbers), *_reals(x)),
     aten.smooth_l1_loss.default: lambda x, y, reduction=1, beta=1.0: (
         beta >= 0,
-        *_some_floats(x, y),
+        *_reals_together(x, y),
     ),
     **{
         op.default: lambda x, y, z, beta=1, alpha=1: _computed(x, beta, alpha)
@@ -188,64 +223,72 @@ _CONVERTED: Final[dict[Any, Relations]] = {
     },
 }
 
-_FLOATING: Final[dict[Any, Relations]] = {
-    **{
-        op.default: lambda x, *_, **__: _some_floats(x)
-        for op in (
-            aten.adaptive_max_pool2d, aten.adaptive_max_pool3d, aten.binary_cross_entropy,
-            aten.frac, aten.gelu, aten.glu, aten.hardsigmoid, aten.hardswish,
-            aten.log_sigmoid_forward, aten.max_unpool2d, aten.max_unpool3d, aten.mish,
-            aten.nll_loss_forward, aten.silu,
-        )
-    },
-    **{
-        op.correction: lambda x, *_, **__: _some_floats(x)
-        for op in (aten.std, aten.std_mean, aten.var, aten.var_mean)
-    },
-    **{
-        op.default: lambda x, y, *_, **__: _some_floats(x, y)
-        for op in (
-            aten._prelu_kernel, aten.huber_loss, aten.hypot, aten.igamma, aten.igammac,
-            aten.logaddexp, aten.logaddexp2, aten.nextafter, aten.soft_margin_loss,
-        )
-    },
-}  # fmt: skip
-"""Operators that eager computes in floating point alone."""
-
-_NO_BOOLEANS: Final[dict[Any, Relations]] = {
-    **{
-        op.default: lambda x, *_, **__: _not_only_booleans(x)
-        for op in (
-            aten.abs, aten.argmax, aten.argmin, aten.ceil, aten.floor,
-            aten.max_pool2d_with_indices, aten.max_pool3d_with_indices, aten.reflection_pad1d,
-            aten.relu, aten.round, aten.trunc,
-        )
-    },
-    **dict.fromkeys(
-        (
-            aten.bitwise_left_shift.Tensor, aten.bitwise_right_shift.Tensor, aten.fmod.Scalar,
-            aten.fmod.Tensor, aten.pow.Tensor_Tensor, aten.remainder.Scalar,
-            aten.remainder.Tensor,
-        ),
-        _not_only_booleans,
-    ),
-    aten.clamp.Tensor: lambda x, min=None, max=None: _not_only_booleans(x, min, max),
-    aten.div.Tensor_mode: lambda x, y, *, rounding_mode=None: (
-        rounding_mode is None or _not_only_booleans(x, y)[0],
-    ),
-}  # fmt: skip
-"""Operators that eager computes of numbers alone."""
+_COMPUTED: Final[Sequence[tuple[Relations, Sequence[Any]]]] = (
+    (_reals, (
+        aten._batch_norm_with_update, aten._log_softmax_backward_data, aten._softmax_backward_data,
+        aten.adaptive_max_pool2d, aten.adaptive_max_pool3d, aten.binary_cross_entropy, aten.frac,
+        aten.gelu, aten.glu, aten.hardsigmoid, aten.hardswish, aten.log_sigmoid_forward,
+        aten.max_pool2d_with_indices_backward, aten.max_pool3d_with_indices_backward,
+        aten.max_unpool2d, aten.max_unpool3d, aten.mish, aten.multi_margin_loss,
+        aten.multilabel_margin_loss_forward, aten.nll_loss_forward, aten.round.decimals,
+    )),
+    (_reals_together, (
+        aten._prelu_kernel, aten.huber_loss, aten.hypot, aten.igamma, aten.igammac,
+        aten.logaddexp2, aten.mse_loss, aten.nextafter, aten.soft_margin_loss,
+    )),
+    (_floats, (
+        aten.silu, aten.std.correction, aten.std_mean.correction, aten.var.correction,
+        aten.var_mean.correction,
+    )),
+    (_floats_together, (aten.logaddexp,)),
+    (_ordered, (aten.nansum,)),
+    (_ordered_together, (
+        aten.heaviside, aten.special_xlog1py.default, aten.special_xlog1py.other_scalar,
+        aten.special_xlog1py.self_scalar, aten.xlogy.Scalar_Other, aten.xlogy.Scalar_Self,
+        aten.xlogy.Tensor,
+    )),
+    (_numbers, (
+        aten.abs, aten.argmax, aten.argmin, aten.ceil, aten.floor, aten.linalg_cross,
+        aten.max_pool2d_with_indices, aten.max_pool3d_with_indices, aten.mvlgamma,
+        aten.reflection_pad1d, aten.relu, aten.round, aten.trace, aten.trunc,
+    )),
+    (_numbers_together, (
+        aten.fmod.Scalar, aten.fmod.Tensor, aten.pow.Tensor_Tensor, aten.remainder.Scalar,
+        aten.remainder.Tensor,
+    )),
+    (_of(int, operands=2), (
+        aten.bitwise_left_shift.Tensor, aten.bitwise_left_shift.Tensor_Scalar,
+        aten.bitwise_right_shift.Tensor, aten.bitwise_right_shift.Tensor_Scalar,
+    )),
+    (_of(bool, int, operands=2), (
+        aten.bitwise_and.Scalar, aten.bitwise_and.Tensor, aten.bitwise_or.Scalar,
+        aten.bitwise_or.Tensor, aten.bitwise_xor.Scalar, aten.bitwise_xor.Tensor,
+    )),
+    (_of(bool, int), (aten.bitwise_not,)),
+    (_of(bool, float, complex), (aten.im2col,)),
+    (_wide, (
+        aten.special_bessel_j0, aten.special_bessel_j1, aten.special_erfcx, aten.special_log_ndtr,
+        aten.special_ndtri, aten.special_spherical_bessel_j0, aten.special_zeta,
+    )),
+    (_resampled(bytes_too=True), (
+        aten._upsample_nearest_exact1d, aten._upsample_nearest_exact2d,
+        aten._upsample_nearest_exact3d, aten.upsample_bicubic2d, aten.upsample_bilinear2d,
+        aten.upsample_nearest1d, aten.upsample_nearest2d, aten.upsample_nearest3d,
+    )),
+    (_resampled(bytes_too=False), (aten.upsample_linear1d, aten.upsample_trilinear3d)),
+)  # fmt: skip
+"""The kinds of dtypes that eager computes an operator in: of a packet, its default overload."""
 
 DOMAINS: Final[dict[Any, Relations]] = {
-    aten.complex.default: lambda x, y: (x.dtype == y.dtype,),
-    aten.polar.default: lambda x, y, **_: (x.dtype == y.dtype,),
+    aten.complex.default: lambda x, y: (x.dtype == y.dtype != torch.bfloat16,),
+    aten.polar.default: lambda x, y: (x.dtype == y.dtype, *_wide(x)),
     aten.bernoulli.default: lambda p, **_: (p.dtype.is_floating_point,),
     aten.bernoulli.Tensor: lambda x, p, **_: (p.dtype.is_floating_point,),
     aten.bernoulli.p: lambda x, p=0.5, **_: (p >= 0, p <= 1),
     aten.native_dropout.default: _dropout,
-    aten._softmax.default: lambda x, dim, *_: (*_has_dimension(x, dim), *_some_floats(x)),
+    aten._softmax.default: lambda x, dim, *_: (*_has_dimension(x, dim), *_reals(x)),
     aten._safe_softmax.default: _has_dimension,
-    aten._log_softmax.default: lambda x, dim, *_: (*_has_dimension(x, dim), *_some_floats(x)),
+    aten._log_softmax.default: lambda x, dim, *_: (*_has_dimension(x, dim), *_reals(x)),
     aten.select.int: _has_dimension,
     aten.select_scatter.default: lambda x, part, dim, index: _has_dimension(x, dim),
     aten.slice_scatter.default: lambda x, part, dim=0, *_: _has_dimension(x, dim),
@@ -255,17 +298,27 @@ DOMAINS: Final[dict[Any, Relations]] = {
     aten.sort.stable: lambda x, dim=-1, **_: _has_dimension(x, dim),
     aten.empty_strided.default: lambda sizes, strides, **_: _apart(sizes, strides),
     aten.new_empty_strided.default: lambda x, sizes, strides, **_: _apart(sizes, strides),
-    aten.uniform.default: lambda x, low=0.0, high=1.0, **_: (low <= high, *_some_floats(x)),
+    aten.uniform.default: lambda x, low=0.0, high=1.0, **_: (low <= high, *_floats(x)),
     aten.exponential.default: lambda x, rate=1.0, **_: (rate > 0,),
     aten.geometric.default: lambda x, p, **_: (p > 0, p < 1),
     aten.cauchy.default: lambda x, median=0.0, sigma=1.0, **_: (sigma > 0,),
     aten.log_normal.default: lambda x, mean=1.0, std=2.0, **_: (std > 0,),
     aten.randint.default: lambda high, *_, **__: (high > 0,),
     aten.randint.low: lambda low, high, *_, **__: (low < high,),
-    aten.randint_like.default: lambda x, high, **_: (high > 0,),
-    aten.randint_like.low_dtype: lambda x, low, high, **_: (low < high,),
-    **_FLOATING,
-    **_NO_BOOLEANS,
+    aten.randint_like.default: lambda x, high, **kwargs: _drawn(x, 0, high, **kwargs),
+    aten.randint_like.low_dtype: _drawn,
+    aten.clamp.Tensor: lambda x, min=None, max=None: (_promoted(x, min, max) is not bool,),
+    aten.div.Tensor_mode: lambda x, y, *, rounding_mode=None: (
+        rounding_mode is None or _promoted(x, y) is not bool,
+    ),
+    aten.scatter_reduce.two: lambda x, dim, index, source, reduce, **_: (
+        reduce != "mean" or x.dtype != torch.bool,
+    ),
+    **dict.fromkeys(
+        (aten.cumsum.default, aten.cumprod.default),
+        lambda x, dim, *, dtype=None: (dtype != torch.bool,),
+    ),
+    **{getattr(op, "default", op): kinds for kinds, ops in _COMPUTED for op in ops},
     **_CONVERTED,
 }
 """Relations between an operator's arguments, which may be symbolic."""

@@ -37,8 +37,13 @@ _MODES: dict[tuple[str, int], str] = {
 }
 """The operator of a mode for inputs of a rank. Its gradient adds up fewer terms than that of its
 decomposition."""
-_OF_BYTES = {"bilinear": "upsample_bilinear2d", "bicubic": "upsample_bicubic2d"}
-"""Operators that eager computes in integers for uint8; PyTorch's decompositions round otherwise."""
+_OF_OTHERS = {
+    **_MODES,
+    ("nearest", 5): "upsample_nearest3d",
+    ("nearest-exact", 5): "_upsample_nearest_exact3d",
+}
+"""The same for other numbers than floating point: eager computes linear and cubic ones of uint8 in
+integers, where PyTorch's decompositions round otherwise, and refuses the rest."""
 GRADIENTS = {name: getattr(aten, f"{name}_backward").default for name in _MODES.values()}
 FEW_CHANNELS = 16
 """With fewer, eager's results on GPUs are contiguous."""
@@ -111,11 +116,11 @@ def interpolate(
 ) -> Tensor:
     """torch.nn.functional.interpolate, whose gradient is one operator where there is one, if it is
     not to be that of the decomposition (`whole_gradient`)."""
-    of_bytes = input.dtype == torch.uint8
-    name = _OF_BYTES.get(mode) if of_bytes else _MODES.get((mode, input.dim()))
+    floating = input.is_floating_point()
+    name = (_MODES if floating else _OF_OTHERS).get((mode, input.dim()))
     on_host = input.device.type == HOST
     if (
-        name is None or antialias or not (input.is_floating_point() or of_bytes)
+        name is None or antialias or (input.dtype == torch.uint8 and mode.startswith("nearest"))
         or torch.are_deterministic_algorithms_enabled()
         or (not on_host and torch.is_autocast_enabled(input.device.type))
     ):  # fmt: skip
@@ -132,7 +137,7 @@ def interpolate(
         sizes = [_scaled(n, factor) for n, factor in zip(dims, given, strict=True)]
         factors = factors if recompute_scale_factor else given
     corners = () if mode.startswith("nearest") else (bool(align_corners),)
-    if of_bytes:
+    if not floating:
         with torch_private.below_autograd():
             return getattr(aten, name).default(input, sizes, *corners, *factors)  # type: ignore
     run: Any = _Interpolation.apply if whole_gradient else _Interpolation.forward

@@ -192,7 +192,10 @@ def multilabel_margin_loss(input: Tensor, target: Tensor, *, reduction: str = "m
     The labels of a row end at the first -1; PyTorch's own decomposition, which tracing does in any
     case, adds what comes after it.
     """
-    x, labels = (torch.atleast_2d(t) for t in (_for_loss(input), target))
+    x = _for_loss(input)
+    if not x.is_floating_point():
+        return _whole(F.multilabel_margin_loss, x, target, reduction=reduction)
+    x, labels = (torch.atleast_2d(t) for t in (x, target))
     count = x.shape[1]
     classes = torch.arange(count, device=x.device)
     end = torch.where(labels == -1, classes, count).amin(-1, keepdim=True)
@@ -221,7 +224,10 @@ def multi_margin_loss(
     PyTorch's own decomposition, which tracing does in any case, counts a margin of NaN and has a
     gradient where one is 0.
     """
-    x, labels = torch.atleast_2d(_for_loss(input)), torch.atleast_1d(target).unsqueeze(1)
+    x = _for_loss(input)
+    if not x.is_floating_point():
+        return _whole(F.multi_margin_loss, x, target, p, margin, weight, reduction=reduction)
+    x, labels = torch.atleast_2d(x), torch.atleast_1d(target).unsqueeze(1)
     margins = margin - x.gather(1, labels) + x
     counted = (torch.arange(x.shape[1], device=x.device) != labels) & (margins > 0)
     positive = torch.where(counted, margins, 0)
@@ -267,6 +273,19 @@ def affine_grid(theta: Tensor, size: Sequence[int], align_corners: bool | None =
     base = torch.stack([*reversed(axes), torch.ones_like(axes[0])], -1)
     rows = base.view(1, -1, len(lengths) + 1).expand(size[0], -1, -1)
     return (rows @ theta.mT).view(size[0], *lengths, len(lengths))
+
+
+def hardshrink(input: Tensor, lambd: Number = 0.5) -> Tensor:
+    """torch.nn.functional.hardshrink, which eager computes in floating point alone."""
+    if input.is_floating_point():
+        return F.hardshrink(input, lambd)
+    return _whole(F.hardshrink, input, lambd)
+
+
+def _whole(function: Callable[..., Tensor], *args: Any, **kwargs: Any) -> Tensor:
+    """A call that eager refuses, and that tracing otherwise decomposes to differentiate it."""
+    with torch_private.below_autograd():
+        return function(*args, **kwargs)
 
 
 def _for_loss(x: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ from dicp.dtypes import fits
 from dicp.testing import BackendUnderTest
 
 BYTE, HALF, WORD = torch.uint8, torch.float16, torch.int32
-INDEX = torch.tensor([0, 2])
+INDEX = LABELS = torch.tensor([0, 2])
 
 CALLS: dict[str, Callable[..., Any]] = {
     "full": lambda x, n: torch.full((3,), n, dtype=x.dtype),
@@ -153,6 +153,70 @@ def test_dtypes_are_refused_as_by_eager(fn: Any, dtypes: Any, backend: BackendUn
         fn(*given)
     with pytest.raises(type(refusal.value)):
         torch.compile(fn, backend=backend)(*given)
+
+
+IMAGE, ROWS = (1, 2, 4, 4), (2, 3)
+KINDS: dict[str, tuple[tuple[int, ...], Callable[..., Any], tuple[torch.dtype, ...]]] = {
+    **{
+        mode: (
+            (1, 2, *[4] * rank),
+            lambda x, mode=mode: F.interpolate(x, scale_factor=2, mode=mode),
+            dtypes,
+        )
+        for mode, rank, dtypes in (
+            ("nearest", 3, (torch.bool, torch.int64, torch.complex64)),
+            ("nearest-exact", 2, (torch.int8, torch.complex64)),
+            ("linear", 1, (torch.uint8, torch.int32)),
+            ("bilinear", 2, (torch.bool, torch.int64)),
+            ("bicubic", 2, (torch.int8,)),
+        )
+    },
+    "unfold": (IMAGE, lambda x: F.unfold(x, 2), (torch.int64,)),
+    "hardshrink": (ROWS, F.hardshrink, (torch.int64, torch.complex64)),
+    "mse_loss": (ROWS, lambda x: F.mse_loss(x, x), (torch.complex64,)),
+    "huber_loss": (ROWS, lambda x: F.huber_loss(x, x), (torch.complex64,)),
+    "smooth_l1_loss": (ROWS, lambda x: F.smooth_l1_loss(x, x), (torch.complex64,)),
+    "multi_margin_loss": (
+        ROWS, lambda x: F.multi_margin_loss(x, LABELS), (torch.bool, torch.int64),
+    ),
+    "multilabel_margin_loss": (
+        ROWS, lambda x: F.multilabel_margin_loss(x, LABELS[:, None].repeat(1, 3)), (torch.int64,),
+    ),
+    "softmax's gradient": (
+        ROWS, lambda x: torch.ops.aten._softmax_backward_data(x, x, 1, x.dtype), (torch.int64,),
+    ),
+    "nansum": (ROWS, torch.nansum, (torch.complex64,)),
+    "xlogy": (ROWS, lambda x: torch.xlogy(x, x), (torch.complex64,)),
+    "zeta": (ROWS, lambda x: torch.special.zeta(x, x), (torch.float16, torch.bfloat16)),
+    "polar": (ROWS, lambda x: torch.polar(x, x), (torch.float16,)),
+    "bitwise_and": (ROWS, lambda x: x & x, (torch.float32,)),
+    "bitwise_or of a number": (ROWS, lambda x: x | 1, (torch.float32,)),
+    "bitwise_not": (ROWS, torch.bitwise_not, (torch.float32,)),
+    "shift": (ROWS, lambda x: torch.bitwise_left_shift(x, x), (torch.float32, torch.bool)),
+    "round": (ROWS, lambda x: x.round(decimals=0), (torch.int64, torch.bool)),
+    "difference": (ROWS, lambda x: 1.5 * x - x, (torch.bool,)),
+    "cumsum": (ROWS, lambda x: x.cumsum(0, dtype=x.dtype), (torch.bool,)),
+    "scatter_reduce": (
+        ROWS, lambda x: x.scatter_reduce(1, LABELS[:, None], x, "mean"), (torch.bool,),
+    ),
+    "trace": (ROWS, torch.trace, (torch.bool,)),
+    "cross": (ROWS, lambda x: torch.linalg.cross(x, x), (torch.bool,)),
+    "mvlgamma": (ROWS, lambda x: torch.mvlgamma(x, 1), (torch.bool,)),
+    "randint_like": (ROWS, lambda x: torch.randint_like(x, 300), (torch.bool, torch.uint8)),
+}  # fmt: skip
+"""Shape, call and dtypes that eager refuses and fake tensors take."""
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_kinds_of_numbers_are_refused_as_by_eager(name: str, backend: BackendUnderTest) -> None:
+    shape, call, dtypes = KINDS[name]
+    for dtype in dtypes:
+        x = torch.ones(shape, dtype=dtype)
+        with pytest.raises(RuntimeError) as refusal:
+            call(x)
+        backend.start_over()
+        with pytest.raises(type(refusal.value)):
+            torch.compile(lambda x: call(x), backend=backend)(x)
 
 
 def test_operands_of_two_dtypes_are_taken_as_by_eager(backend: BackendUnderTest) -> None:
