@@ -26,7 +26,7 @@ from dicp.conformance.suite.plan import log_row, logger
 from dicp.conformance.suite.reference import computed, write
 from dicp.conformance.suite.reports import cells
 from dicp.conformance.suite.runs import CaseUnit, Runner
-from dicp.conformance.suite.sources import cases_of, chosen
+from dicp.conformance.suite.sources import cases_of, chosen, model_file
 from dicp.errors import (
     ConformanceConfigError,
     DicpError,
@@ -184,6 +184,15 @@ def test_an_error_of_the_device_is_a_failed_case() -> None:
     broken = replace(reference, case=replace(reference.case, call="torch.chunk"))
     found = Runner(CaseUnit("", "run_test", "cpu", "", ())).outcome(broken)
     assert found.result == "failed" and "here is an error: TypeError" in found.reason
+
+
+def test_a_case_without_gradients_is_computed_as_in_inference() -> None:
+    """The fourth result of this operator is what its gradient reads; graphs of inference, which run
+    without gradients, have none."""
+    runner = Runner(CaseUnit("", "run_test", "cpu", "", (), backend="cpugraph"))
+    layers = cases_of("aten.mkldnn_rnn_layer.default", 0, model=str(model_file("crnn")))
+    for found in [runner.outcome(computed(case)) for case in layers]:
+        assert found.result == "passed", found.reason
 
 
 def test_what_is_missing_or_unknown_is_named(tmp_path: Path) -> None:

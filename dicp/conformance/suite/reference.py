@@ -51,10 +51,14 @@ def group_of(case: Case) -> list[Any]:
 
 
 def seeded(call: Call, group: list[Any], flags: list[bool]) -> tuple[Results, bool]:
-    """The results, and whether random numbers of the host were drawn."""
+    """The results, and whether random numbers of the host were drawn.
+
+    Without gradients as in inference, where some operators save nothing for a gradient.
+    """
     torch.manual_seed(0)
     before = torch.get_rng_state()
-    (results,) = evaluate(call, [group], flags)
+    with torch.set_grad_enabled(any(flags)):
+        (results,) = evaluate(call, [group], flags)
     return results, not torch.equal(before, torch.get_rng_state())
 
 
