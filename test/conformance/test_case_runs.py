@@ -195,6 +195,14 @@ def test_a_case_without_gradients_is_computed_as_in_inference() -> None:
         assert found.result == "passed", found.reason
 
 
+def test_an_operand_named_out_reaches_the_backend() -> None:
+    runner = Runner(CaseUnit("", "run_test", "cpu", "", (), backend="cpugraph"))
+    name = "aten._scaled_dot_product_flash_attention_for_cpu_backward.default"
+    (case,) = cases_of(name, 0, model=str(model_file("bert")))
+    found = runner.outcome(computed(case))
+    assert (found.result, found.reason) == ("passed", "")
+
+
 def test_what_is_missing_or_unknown_is_named(tmp_path: Path) -> None:
     data = ("--data", str(tmp_path))
     with pytest.raises(ReferenceDataError, match="gen_data --data .* --fname rotary_embedding"):

@@ -21,7 +21,7 @@ from dicp.conformance.suite.codec import Decoder, Encoder
 from dicp.errors import ReferenceDataError
 from dicp.op_tools.cases import NotStorableError
 from dicp.testing.evaluation import Call, Results, copied, evaluate, in_float64
-from dicp.torch_private import pytree
+from dicp.torch_private import pytree, schema_of
 from dicp.version import VERSION
 
 FORMAT: Final = 1
@@ -39,9 +39,20 @@ class Reference:
 
 def call_of(fn: Callable[..., Any]) -> Call:
     """The function of groups [arguments, keywords]."""
+    schema = schema_of(fn)
+    names = [each.name for each in schema.arguments if not each.kwarg_only] if schema else []
+    # Of gradients of attention: Dynamo takes a keyword `out` for the tensor of the result.
+    names = names[: names.index("out") + 1] if "out" in names else []
 
     def call(groups: list[Any]) -> list[Any]:
-        return [fn(*args, **kwargs) for args, kwargs in groups]
+        return [
+            fn(
+                *args,
+                *[kwargs[name] for name in names[len(args) :]],
+                **{name: value for name, value in kwargs.items() if name not in names},
+            )
+            for args, kwargs in groups
+        ]
 
     return call
 
