@@ -225,7 +225,10 @@ _CONVERTED: Final[dict[Any, Relations]] = {
 
 _COMPUTED: Final[Sequence[tuple[Relations, Sequence[Any]]]] = (
     (_reals, (
-        aten._batch_norm_with_update, aten._log_softmax_backward_data, aten._softmax_backward_data,
+        aten._batch_norm_with_update, aten._log_softmax_backward_data,
+        aten._native_batch_norm_legit, aten._native_batch_norm_legit.no_stats,
+        aten._native_batch_norm_legit_functional, aten._native_batch_norm_legit_no_training,
+        aten._softmax_backward_data, aten.native_batch_norm,
         aten.adaptive_max_pool2d, aten.adaptive_max_pool3d, aten.binary_cross_entropy, aten.frac,
         aten.gelu, aten.glu, aten.hardsigmoid, aten.hardswish, aten.log_sigmoid_forward,
         aten.max_pool2d_with_indices_backward, aten.max_pool3d_with_indices_backward,

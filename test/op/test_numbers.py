@@ -185,6 +185,9 @@ KINDS: dict[str, tuple[tuple[int, ...], Callable[..., Any], tuple[torch.dtype, .
     "softmax's gradient": (
         ROWS, lambda x: torch.ops.aten._softmax_backward_data(x, x, 1, x.dtype), (torch.int64,),
     ),
+    "batch_norm": (
+        ROWS, lambda x: F.batch_norm(x, x[0], x[0]), (torch.int64, torch.uint8),
+    ),
     "nansum": (ROWS, torch.nansum, (torch.complex64,)),
     "xlogy": (ROWS, lambda x: torch.xlogy(x, x), (torch.complex64,)),
     "zeta": (ROWS, lambda x: torch.special.zeta(x, x), (torch.float16, torch.bfloat16)),
