@@ -48,8 +48,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection(session: pytest.Session) -> None:
-    """Garbage is collected seldom: it would take a fifth of the time of tests that compile, and as
-    much of collecting them."""
+    """Garbage is collected seldom: it would take a fifth of the time of tests that compile, and of
+    collecting the tests."""
     gc.set_threshold(200_000, 20, 50)
 
 

@@ -89,7 +89,7 @@ def sweeps(
         functions[name].append(test)
     chosen: set[str] = set()
     for name, members in functions.items():
-        turn = number + zlib.crc32(name.encode())  # as many tests in every turn
+        turn = number + zlib.crc32(name.encode())  # else turn 0 would have the first of all groups
         if members[0] in marked:
             chosen |= set(sorted(members, key=_shuffled)[turn % parts :: parts])
         else:
