@@ -24,6 +24,8 @@ from pathlib import Path
 HOURS = 8
 MAX_CHANGED = 80
 """How many tests are run for what changed: about a minute's work for two processes."""
+MAX_CHANGED_OF_SAMPLE = 20
+"""The same of a part of a slow backend's tests, which take several times as long."""
 FORM = re.compile(r"(?<=[\[-])(static|dynamic)(?=[]-])")
 """The shapes of a test, in its id."""
 TESTED_BY = {
@@ -69,7 +71,7 @@ def sample(tests: Sequence[str], number: int, parts: int, changed: Collection[st
     chosen: set[str] = set()
     for members in folders.values():
         chosen |= set(sorted(members, key=_shuffled)[number::parts])
-    return chosen | _concerned(tests, number, changed)
+    return chosen | _concerned(tests, number, changed, MAX_CHANGED_OF_SAMPLE)
 
 
 def sweeps(
@@ -94,7 +96,7 @@ def sweeps(
             chosen |= set(sorted(members, key=_shuffled)[turn % parts :: parts])
         else:
             chosen.add(members[turn % len(members)])
-    return chosen | _concerned(tests, number, changed)
+    return chosen | _concerned(tests, number, changed, MAX_CHANGED)
 
 
 def variants(number: int, parts: int) -> tuple[int, int]:
@@ -105,11 +107,11 @@ def variants(number: int, parts: int) -> tuple[int, int]:
     return number // 2, (parts + 1) // 2
 
 
-def _concerned(tests: Sequence[str], number: int, changed: Collection[str]) -> set[str]:
+def _concerned(tests: Sequence[str], number: int, changed: Collection[str], most: int) -> set[str]:
     files = test_files(changed, {file_of(test) for test in tests})
     concerned = sorted((t for t in tests if file_of(t) in files), key=_shuffled)
-    start = number * MAX_CHANGED % max(len(concerned), 1)
-    return set((concerned[start:] + concerned[:start])[:MAX_CHANGED])
+    start = number * most % max(len(concerned), 1)
+    return set((concerned[start:] + concerned[:start])[:most])
 
 
 def file_of(test: str) -> str:
