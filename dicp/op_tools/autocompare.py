@@ -104,8 +104,10 @@ class Outcome:
 
     def at_positions_of(self, got: Outcome, positions: Positions | None) -> Outcome:
         """With the positions of equal elements that the device returned."""
+        if positions is None:
+            return self
         mine, theirs = ([*trees.tensors(each.result)] for each in (got, self))
-        if positions is None or not positions.result < len(mine) == len(theirs):
+        if not positions.result < len(mine) == len(theirs):
             return self
         old = theirs[positions.result]
         x = next(trees.tensors((self.args, self.kwargs)))
