@@ -321,6 +321,10 @@ d_inline void d_compute_tile(int64_t depth, const d_tile_operands<C>& of, const 
 }
 #if defined(D_TILES)
 // Up to 16 packed elements of depth of every operand's tiles: a's in 4 and 5, b's in 6 and 7; sums in 0 to 3.
+// An operand is cleared after its last use: a clear tile holds no physical register. At times a core has few
+// of them, presumably while its other hardware thread holds some, and loads wait for one. In that state of an
+// Intel Xeon (Emerald Rapids), a step from the L1 cache takes 126 ns, with cleared operands 71; else 28 ns both
+// ways.
 template <int R, int V>
 d_inline void d_tile_step(const d_bf16_pair* a, int64_t a_step, const d_bf16_pair* b, int64_t b_step) {
   constexpr int64_t size = sizeof(d_bf16_pair);
@@ -331,11 +335,15 @@ d_inline void d_tile_step(const d_bf16_pair* a, int64_t a_step, const d_bf16_pai
     d_tile_stream<7>(b + 16, b_step * size);
     d_tile_multiply_add<1, 4, 7>();
   }
+  d_tile_zero<4>();
   if constexpr (R == 32) {
     d_tile_load<5>(a + 16 * a_step, a_step * size);
     d_tile_multiply_add<2, 5, 6>();
-    if constexpr (V == 2) d_tile_multiply_add<3, 5, 7>();
   }
+  d_tile_zero<6>();
+  if constexpr (R == 32 && V == 2) d_tile_multiply_add<3, 5, 7>();
+  d_tile_zero<7>();
+  d_tile_zero<5>();
 }
 // `sums`: R rows of two vectors; the second ones stay as they are if V is 1. The products are added to those
 // in `before`, unless it is null. `between` runs after each step: other work overlaps with the tile unit's.

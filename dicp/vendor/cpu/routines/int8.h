@@ -27,7 +27,8 @@ template <bool is_signed> struct d_int8_product {
 
   int64_t padded_depth() const { return d_round_up(depth, chunk); }
 
-  // A whole step of the depth; both tiles of B's columns, and of A's rows if there are two.
+  // A whole step of the depth; both tiles of B's columns, and of A's rows if there are two. Operands are
+  // cleared after their last use: `d_tile_step`.
   template <int V> static void step(const int8_t* left, int64_t left_row, const int8_t* right) {
     d_tile_load<4>(left, left_row);
     d_tile_load<6>(right, 4 * size);
@@ -36,9 +37,13 @@ template <bool is_signed> struct d_int8_product {
       d_tile_load<7>(right + 64, 4 * size);
       d_tile_multiply_add_int8<is_signed, 1, 4, 7>();
     }
+    d_tile_zero<4>();
     d_tile_load<5>(left + d_lanes * left_row, left_row);
     d_tile_multiply_add_int8<is_signed, 2, 5, 6>();
+    d_tile_zero<6>();
     if constexpr (V == 2) d_tile_multiply_add_int8<is_signed, 3, 5, 7>();
+    d_tile_zero<7>();
+    d_tile_zero<5>();
   }
   // The sums of 32 columns of B, `left` in memory, with one panel of A; `rest` holds the last step's.
   template <int V>

@@ -82,19 +82,35 @@ d_inline bool d_is_splittable(uint32_t largest) {
   return largest < d_split_largest && (!largest || largest >= d_split_smallest);
 }
 
-template <int R> d_inline void d_load_split_rows(const uint32_t* part) {
+// R tiles of rows, which are loaded, by V tiles of columns in registers. Operands whose last product this is
+// are cleared: `d_tile_step`.
+template <int R, int V, bool last_of_rows, bool last_of_columns>
+d_inline void d_multiply_split_rows(const uint32_t* part) {
   d_tile_load<4>(part, 64);
-  if constexpr (R == 2) d_tile_load<5>(part + d_split_part / 2, 64);
-}
-template <int V> d_inline void d_load_split_columns(const uint32_t* part) {
-  d_tile_load<6>(part, 64);
-  if constexpr (V == 2) d_tile_load<7>(part + d_split_part / 2, 64);
-}
-template <int R, int V> d_inline void d_multiply_split() {
   d_tile_multiply_add<0, 4, 6>();
   if constexpr (V == 2) d_tile_multiply_add<1, 4, 7>();
-  if constexpr (R == 2) d_tile_multiply_add<2, 5, 6>();
+  if constexpr (last_of_rows) d_tile_zero<4>();
+  if constexpr (R == 2) {
+    d_tile_load<5>(part + d_split_part / 2, 64);
+    d_tile_multiply_add<2, 5, 6>();
+  }
+  if constexpr (last_of_columns) d_tile_zero<6>();
   if constexpr (R == 2 && V == 2) d_tile_multiply_add<3, 5, 7>();
+  if constexpr (last_of_columns) d_tile_zero<7>();
+  if constexpr (last_of_rows) d_tile_zero<5>();
+}
+// V tiles of columns, which are loaded, by R tiles of rows in registers, whose last product this is.
+template <int R, int V> d_inline void d_multiply_split_columns(const uint32_t* part) {
+  d_tile_load<6>(part, 64);
+  d_tile_multiply_add<0, 4, 6>();
+  if constexpr (R == 2) d_tile_multiply_add<2, 5, 6>();
+  if constexpr (V == 2) {
+    d_tile_load<7>(part + d_split_part / 2, 64);
+    d_tile_multiply_add<1, 4, 7>();
+  }
+  d_tile_zero<4>();
+  if constexpr (R == 2 && V == 2) d_tile_multiply_add<3, 5, 7>();
+  d_tile_zero<5>();
 }
 // Adds the products of R tiles of rows and V tiles of columns. Each part is loaded once for its products,
 // and the first part of A again.
@@ -102,19 +118,14 @@ template <int R, int V>
 __attribute__((noinline)) static void d_multiply_split_block(int64_t steps, const uint32_t* a,
                                                              const uint32_t* b) {
   for (; steps; --steps, a += d_split_step, b += d_split_step) {
-    d_load_split_rows<R>(a);
-    d_load_split_columns<V>(b + 2 * d_split_part);
-    d_multiply_split<R, V>();
-    d_load_split_columns<V>(b + d_split_part);
-    d_multiply_split<R, V>();
-    d_load_split_rows<R>(a + d_split_part);
-    d_multiply_split<R, V>();
-    d_load_split_columns<V>(b);
-    d_multiply_split<R, V>();
-    d_load_split_rows<R>(a + 2 * d_split_part);
-    d_multiply_split<R, V>();
-    d_load_split_rows<R>(a);
-    d_multiply_split<R, V>();
+    d_tile_load<6>(b + 2 * d_split_part, 64);
+    if constexpr (V == 2) d_tile_load<7>(b + 5 * d_split_part / 2, 64);
+    d_multiply_split_rows<R, V, false, true>(a);
+    d_multiply_split_columns<R, V>(b + d_split_part);
+    d_multiply_split_rows<R, V, false, true>(a + d_split_part);
+    d_multiply_split_columns<R, V>(b);
+    d_multiply_split_rows<R, V, true, false>(a + 2 * d_split_part);
+    d_multiply_split_rows<R, V, true, true>(a);
   }
 }
 
