@@ -158,6 +158,27 @@ def test_products_of_parts(folder: Path, left: str, right: str) -> None:
         assert on_tiles(folder, torch.mm, a, b) == ["dicp_split"]
 
 
+def test_long_sums_of_parts(tmp_path: Path) -> None:
+    """Positive numbers, whose rounding errors add up: blocks of the depth are summed apart."""
+    group = Group.of("split", torch.float32)
+    library = loaded(unit_text(group.header, group.bodies(), {}), tmp_path)
+    a, b, result = torch.rand(40, 8192), torch.rand(8192, 50), torch.empty(40, 50)
+    sizes = [1, 40, 50, 8192, 0, 0, 8192, 1, 0, 50, 1, 0, 50, 0]
+    operands = (ctypes.c_void_p * 3)(*(t.data_ptr() for t in (a, b, result)))
+    library.dicp_split(operands, (ctypes.c_int64 * len(sizes))(*sizes), (ctypes.c_int64 * 4)())
+    exact = a.double() @ b.double()
+    assert (result - exact).square().mean() <= 4 * (a @ b - exact).square().mean()
+
+
+def test_splits_by_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each thread splits one operand whole: with many threads, that takes longer than it saves."""
+    monkeypatch.setattr(product, "has_tiles", lambda: True)
+    for threads, expected in ((1, True), (2, True), (64, False)):
+        monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
+        assert product.is_split(torch.float32, 512, 512, 3072) == expected
+        assert not product.is_split(torch.bfloat16, 512, 512, 3072)
+
+
 @pytest.mark.usefixtures("splits")
 def test_gradients_of_parts(folder: Path) -> None:
     x, w, b = leaf(120, 130), leaf(110, 130), leaf(110)

@@ -247,8 +247,9 @@ class CpuTarget(LoopTarget):
     # ---- identity and health --------------------------------------------------------------------
 
     def fingerprint(self, config: Config) -> str:
-        splits = has_split_products(torch.float32)  # depends on the number of threads
-        return f"{identity_of(find_toolchain(config))} {splits}"
+        # Which products are split depends on the number of threads.
+        threads = torch.get_num_threads() if has_split_products(torch.float32) else ""
+        return f"{identity_of(find_toolchain(config))} {threads}"
 
     def doctor(self, config: Config) -> list[Check]:
         try:

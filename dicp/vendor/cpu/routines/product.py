@@ -85,21 +85,21 @@ def _variant(dtype: torch.dtype, rows: int, columns: Size, right: Sequence[Any])
 
 def has_split_products(dtype: torch.dtype) -> bool:
     """Whether matrices of `dtype` are multiplied by tile registers, their numbers split into sums
-    of bfloat16 numbers: float32, by a single thread.
-
-    Two threads may share the tile unit of one core: of BLAS's time, 512x768x3072 takes 0.64 with
-    one thread and 1.24 with two on an Intel Xeon (Emerald Rapids) of two virtual processors.
-    """
-    return dtype == torch.float32 and has_tiles() and torch.get_num_threads() == 1
+    of bfloat16 numbers: float32."""
+    return dtype == torch.float32 and has_tiles()
 
 
 def is_split(dtype: torch.dtype, rows: Size, depth: Size, columns: Size) -> bool:
-    """Whether a product of two matrices is computed by splitting their numbers."""
+    """Whether a product of two matrices is computed by splitting their numbers.
+
+    Each thread computes a part of the longer side and splits the whole other operand.
+    """
     if not has_split_products(dtype):
         return False
     if not (isinstance(rows, int) and isinstance(depth, int) and isinstance(columns, int)):
         return False
-    return depth >= MIN_SPLIT_DEPTH and rows * columns >= SPLIT_PANELS * (rows + columns)
+    short, part = min(rows, columns), max(rows, columns) / torch.get_num_threads()
+    return depth >= MIN_SPLIT_DEPTH and short * part >= SPLIT_PANELS * (short + part)
 
 
 def _is_better(rows: Size, columns: Size, depth: Size, transposed: bool, kind: str) -> bool:
@@ -206,9 +206,11 @@ class Products:
         right = lw.realize(b).strides[1:]
         kind = variant(a.dtype, a.shape[1], b.shape[2], right, lw.first_sizes)
         few = is_few(a.shape[1]) and kind == "product"
-        # Where there are tile registers, BLAS is faster: 49x32x49 to 512x64x512 take us 0.95
-        # to 1.74 of its time on an Intel Xeon (Emerald Rapids), one row by dot products 0.74.
-        by_blas = few or (has_split_products(a.dtype) and a.shape[1] != 1)
+        # On processors with tile registers, BLAS is faster with one thread: 49x32x49 to 512x64x512
+        # take us 0.95 to 1.74 of its time on an Intel Xeon (Emerald Rapids), one row by dot
+        # products 0.74. With two threads 49x32x49 to 512x64x512 take 0.76 to 0.99.
+        single = has_split_products(a.dtype) and torch.get_num_threads() == 1
+        by_blas = few or (single and a.shape[1] != 1)
         if not self.takes("medium", a, b) or out.strides[-1] != 1 or by_blas:
             return lw.call(aten.bmm.default, (a, b), out_variant=aten.bmm.out)[0]
         return _product(lw, a, b, out)

@@ -148,26 +148,24 @@ struct d_split_gemm {
   int64_t workspace_size(int64_t height) const {
     return (panels_of_rows(height) + 1) * panel_size() + (d_split_block + 1) * d_split_block;
   }
-  // Up to 32 rows and columns of C: the sums of `steps` steps are added to what is there, or to the bias.
+  // Up to 32 rows and columns of C: the sums of `steps` steps and the bias, or what is there. Each depth block
+  // is summed by itself: with 8192 numbers the error would be 4 to 6 times that of BLAS.
   void block(int64_t height, int64_t wide, int64_t steps, const uint32_t* left, const uint32_t* right,
              const float* add, float* tile, bool first, bool last, float* out) const {
     constexpr int64_t n = d_split_block;
     const bool whole = height == n && wide == n, active = last && activation != d_none;
-    if (first) {
-      d_load_sums(add, 0);
-    } else if (whole) {
-      d_load_sums(out, c_row * sizeof(float));
-    } else {
-      for (int64_t r = 0; r < height; ++r)
-        __builtin_memcpy(tile + r * n, out + r * c_row, wide * sizeof(float));
-      d_load_sums(tile, n * sizeof(float));
-    }
+    if (first) d_load_sums(add, 0);
+    else d_clear_sums();
     if (height > d_lanes && wide > d_lanes) d_multiply_split_block<2, 2>(steps, left, right);
     else if (height > d_lanes) d_multiply_split_block<2, 1>(steps, left, right);
     else if (wide > d_lanes) d_multiply_split_block<1, 2>(steps, left, right);
     else d_multiply_split_block<1, 1>(steps, left, right);
-    if (whole && !active) return d_store_sums(out, c_row * sizeof(float));
+    if (first && whole && !active) return d_store_sums(out, c_row * sizeof(float));
     d_store_sums(tile, n * sizeof(float));
+    for (int64_t r = 0; !first && r < height; ++r) {
+#pragma omp simd
+      for (int64_t j = 0; j < wide; ++j) tile[r * n + j] += out[r * c_row + j];
+    }
     if (active) d_activate(activation, tile, height * n);
     for (int64_t r = 0; r < height; ++r)
       d_store_partial_row(out + r * c_row, (const d_vec*)(tile + r * n), wide);
