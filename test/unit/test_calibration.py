@@ -165,6 +165,25 @@ def test_only_plain_products_follow_the_measured_library(
 
 
 @pytest.mark.usefixtures("shared_builds")
+@pytest.mark.parametrize("library", ["blas", "onednn"])
+def test_narrow_batches_follow_the_measured_library(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, library: str
+) -> None:
+    """Few columns go to BLAS where it is the faster library; more of them are ours everywhere."""
+    found = Verdict(library, 0.9, 1.0, 1.1)  # type: ignore[arg-type]
+    monkeypatch.setattr(target, "verdict", lambda cache, which: found)
+    monkeypatch.setattr(toolchain, "cpu_model", lambda: "GenuineIntel|a name|avx2 avx512f")
+    monkeypatch.setattr(product, "has_tiles", lambda: False)
+    target.rules_by.cache_clear()
+    for columns in (16, 64):
+        torch._dynamo.reset()
+        a, b = torch.randn(3, 16, 48), torch.randn(3, 48, columns)
+        text = str(explain(torch.bmm, a, b, backend="cpu", options={"cache_dir": tmp_path}))
+        assert ("dicp_product" in text) == (library == "onednn" or columns == 64), text
+    target.rules_by.cache_clear()
+
+
+@pytest.mark.usefixtures("shared_builds")
 @pytest.mark.parametrize("own", [True, False])
 def test_tiles_of_bfloat16_follow_what_was_measured(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, own: bool

@@ -80,7 +80,7 @@ def test_layouts(folder: Path, left: str, right: str) -> None:
 
 @pytest.mark.parametrize(
     ("rows", "kind"),
-    [(1, "dots"), *((n, "product_transposed") for n in (2, 17, 33, 256)), (257, "product")],
+    [(1, "dots"), *((n, "product_transposed") for n in (2, 17, 33, 192)), (193, "product")],
 )
 def test_rows_beside_weights(
     monkeypatch: pytest.MonkeyPatch, folder: Path, rows: int, kind: str

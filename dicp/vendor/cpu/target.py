@@ -281,13 +281,13 @@ class CpuTarget(LoopTarget):
 
 
 def _classes(gm: fx.GraphModule, dtype: torch.dtype) -> set[ShapeClass]:
-    """The classes of the graph's products that are measured: of batches, bfloat16 ones (medium)."""
+    """The classes of the graph's products that are measured; those of batches count as medium."""
     found: set[ShapeClass] = set()
     for node in gm.graph.nodes:
         if sizes := product_sizes(node, dtype):
             found.add(shape_class(*sizes))
         elif node.target is torch.ops.aten.bmm.default:
-            if node.meta["val"].dtype == dtype == torch.bfloat16:
+            if node.meta["val"].dtype == dtype:
                 found.add("medium")
     return found
 

@@ -283,11 +283,12 @@ MAX_TRANSPOSED_ROWS, TRANSPOSED_VECTOR, TRANSPOSED_FILL = 64, 16, 0.8
 the share of ceil(rows / TRANSPOSED_VECTOR) vectors that rows must fill: the rest is computed for
 nothing. Of a single vector in float32 any share will do. On an AMD EPYC with AVX512-BF16, 16 to 64
 rows: 1.05 to 1.25 times as fast as packing the operand."""
-MAX_TRANSPOSED_TILE_ROWS = 256
+MAX_TRANSPOSED_TILE_ROWS = 192
 """The same on tile registers, where a product of one row is computed by dot products. On an Intel
 Xeon (Emerald Rapids) with weights of 384x1024 to 1024x1024, 1 row takes 0.37 to 0.40 of oneDNN's
-time and 2 to 48 rows 0.45 to 0.68. Relative to packing the operand, 197 rows take 0.81 to 0.98 of
-the time, 256 rows 0.86 to 1.02, 384 rows 0.94 to 1.09, 1024 rows 1.09 to 1.7."""
+time and 2 to 48 rows 0.45 to 0.68. Relative to packing the operand, with one and two threads, 16
+and 32 rows take 0.42 to 0.70 of the time, 64 rows 0.63 to 0.96, 128 rows 0.79 to 1.0, 160 rows 0.86
+to 1.2, 197 rows 0.91 to 1.25, 256 rows 0.95 to 1.14, 1024 rows 1.09 to 1.7."""
 SPLIT_PANELS, MIN_SPLIT_DEPTH = 50, 48
 """How many times the rows and columns of a float32 product, added up, its result must be, and the
 depth it must have, to be computed on tile registers as products of bfloat16 parts: each operand is
@@ -299,6 +300,11 @@ of the limits 0.97 to 5. Depths of 48 take 0.89 to 0.92, of 32 1.02 and of 16 1.
 batches of 49 to 197 rows, with a depth of 32 to 197, 1.04 to 2.9. While another hardware thread
 holds tiles (`d_tile_step`), 0.95 to 1.1; 0.63 to 1.04 with two threads. The error, root mean
 square, is 0.41 to 0.82 of BLAS's, with a depth of 16384 and positive numbers 1.24."""
+FEW_BATCH_COLUMNS = 32
+"""Columns of batched float32 products up to which BLAS is faster where it is the faster library.
+
+On an Intel Xeon (Emerald Rapids), of BLAS's time, which does not pack: 8, 16 and 24 columns take
+1.4 to 3.3, 32 columns 1.13 to 1.23, 64 columns 0.96 to 1.2."""
 MIN_PRODUCT_ROWS = 4
 """Rows below which packing the other operand of a product is not amortized."""
 

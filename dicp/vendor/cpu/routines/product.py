@@ -17,6 +17,7 @@ from dicp.vendor.cpu import library
 from dicp.vendor.cpu.calibration import ShapeClass, shape_class
 from dicp.vendor.cpu.routines.common import are_supported, call, call_biased, is_few
 from dicp.vendor.cpu.thresholds import (
+    FEW_BATCH_COLUMNS,
     MAX_AXPYS,
     MAX_BYTES_DOTS,
     MAX_BYTES_ROWS,
@@ -205,7 +206,7 @@ class Products:
         (out,) = lw.results()
         right = lw.realize(b).strides[1:]
         kind = variant(a.dtype, a.shape[1], b.shape[2], right, lw.first_sizes)
-        few = is_few(a.shape[1]) and kind == "product"
+        few = kind == "product" and (is_few(a.shape[1]) or self.is_narrow_batch(out))
         # On processors with tile registers, BLAS is faster with one thread: 49x32x49 to 512x64x512
         # take us 0.95 to 1.74 of its time on an Intel Xeon (Emerald Rapids), one row by dot
         # products 0.74. With two threads 49x32x49 to 512x64x512 take 0.76 to 0.99.
@@ -214,6 +215,12 @@ class Products:
         if not self.takes("medium", a, b) or out.strides[-1] != 1 or by_blas:
             return lw.call(aten.bmm.default, (a, b), out_variant=aten.bmm.out)[0]
         return _product(lw, a, b, out)
+
+    def is_narrow_batch(self, out: Ref) -> bool:
+        """Whether BLAS, if it is the faster library, multiplies these few columns faster."""
+        columns, by_blas = out.shape[-1], "medium" not in self.past_blas
+        few = isinstance(columns, int) and columns <= FEW_BATCH_COLUMNS
+        return few and by_blas and out.dtype == torch.float32
 
     def mm(self, lw: Lowering, a: Value, b: Value) -> Value:
         (out,) = lw.results()
