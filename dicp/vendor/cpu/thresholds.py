@@ -297,9 +297,9 @@ split once, which takes as long as multiplying a number of it 50 times.
 On an Intel Xeon (Emerald Rapids), one thread, of BLAS's time: 64 rows 0.79 to 0.92 with 256 columns
 or more, 98 rows 0.79 to 0.88, 197 rows 0.69 to 0.72, 512 rows 0.64 to 0.73, 8192 rows 0.90; outside
 of the limits 0.97 to 5. Depths of 48 take 0.89 to 0.92, of 32 1.02 and of 16 1.35 to 1.41. In
-batches of 49 to 197 rows, with a depth of 32 to 197, 1.04 to 2.9. While another hardware thread
-holds tiles (`d_tile_step`), 0.95 to 1.1; 0.63 to 1.04 with two threads. The error, root mean
-square, is 0.41 to 0.82 of BLAS's, with a depth of 16384 and positive numbers 1.24."""
+batches of 49 to 197 rows, with a depth of 32 to 197, 1.04 to 2.9. In the slow state of the
+tile unit (`d_tile_step`) 0.97 to 1.1; with two threads, both states, 0.63 to 1.14. The error, root
+mean square, is 0.41 to 0.97 of BLAS's, with a depth of 16384 and positive numbers 1.24."""
 FEW_BATCH_COLUMNS = 32
 """Columns of batched float32 products up to which BLAS is faster where it is the faster library.
 
