@@ -346,7 +346,8 @@ d_inline void d_tile_step(const d_bf16_pair* a, int64_t a_step, const d_bf16_pai
   d_tile_zero<5>();
 }
 // `sums`: R rows of two vectors; the second ones stay as they are if V is 1. The products are added to those
-// in `before`, unless it is null. `between` runs after each step: other work overlaps with the tile unit's.
+// in `before`, unless it is null. `between` runs after each step, with its depth: other work overlaps with the
+// tile unit's.
 template <int R, int V, class F>
 __attribute__((noinline)) static void d_compute_tile_in_registers(int64_t depth,
                                                                   const d_tile_operands<d_bf16_pair>& of,
@@ -358,7 +359,7 @@ __attribute__((noinline)) static void d_compute_tile_in_registers(int64_t depth,
   int64_t k = 0;
   for (; k + 16 <= depth; k += 16) {
     d_tile_step<R, V>(of.a + k, of.a_row, of.b + k * of.b_step, of.b_step);
-    between();
+    between(k);
   }
   if (k < depth) {  // the rest, filled up with zeros
     d_bf16_pair a[R * 16], b[16 * d_panel];
@@ -378,7 +379,7 @@ d_inline void d_compute_tile(int64_t depth, const d_tile_operands<d_bf16_pair>& 
   d_vec sums[2 * R];
   if constexpr (V == 1)
     for (int i = 0; i < R; ++i) sums[2 * i + 1] = d_vec{};
-  d_compute_tile_in_registers<R, V>(depth, of, nullptr, (float*)sums, [] {});
+  d_compute_tile_in_registers<R, V>(depth, of, nullptr, (float*)sums, [](int64_t) {});
   for (int i = 0; i < R; ++i) store(i, sums + 2 * i);
 }
 #endif
@@ -539,12 +540,16 @@ template <int... j> d_inline void d_transpose_quarters(d_words* v, d_int_sequenc
   v[0] = first(a, c), v[1] = second(a, c);
   v[2] = first(b, d), v[3] = second(b, d);
 }
-// Transposes a square of packed elements; reading quarters of vectors replaces half of the shuffles.
+// Transposes a square of packed elements; reading quarters of vectors replaces half of the shuffles. Prefetches
+// the line of each row that is read four squares later, and to the L2 cache that of the rows of the next squares.
 template <class T, class C>
 d_inline void d_transpose_packed(const T* from, int64_t from_step, C* to, int64_t to_step) {
   constexpr int64_t distance = 4 * d_lanes * d_pack_factor<C>;
 #pragma GCC unroll 16
-  for (int i = 0; i < d_lanes; ++i) __builtin_prefetch(from + i * from_step + distance);
+  for (int i = 0; i < d_lanes; ++i) {
+    __builtin_prefetch(from + i * from_step + distance);
+    __builtin_prefetch(from + (i + d_lanes) * from_step, 0, 2);
+  }
 #pragma GCC unroll 4
   for (int c = 0; c < d_lanes; c += 4) {
     d_words v[4];

@@ -51,8 +51,12 @@ template <class T, bool by_columns = false, class W = T> struct d_gemm {
   bool reads_b_in_place(int64_t n) const {
     return sizeof(W) == sizeof(float) && b.column == 1 && n % d_panel == 0 && rows <= d_max_rows_unpacked;
   }
-  // Panels of a strip of columns: more where each strip copies A.
-  int64_t panels_per_strip() const { return reads_a_in_place() && !d_uses_tiles<packed> ? 4 : 8; }
+  // Panels of a strip of columns: more where each strip copies A, or reads it fast and its panels, 512 KiB at
+  // most, stay in the L2 cache.
+  int64_t panels_per_strip() const {
+    if (d_uses_tiles<packed>) return packed_depth() > most_depth / 2 ? 4 : 8;
+    return reads_a_in_place() ? 4 : 8;
+  }
 
   // The epilogue that tiles do not do themselves, for up to `height` rows; `tile` holds their sums.
   void apply_epilogue(float* tile, int64_t row, int64_t height, int64_t wide, T* out) const {
@@ -137,9 +141,16 @@ template <class T, bool by_columns = false, class W = T> struct d_gemm {
                   int64_t part, d_tile_operands<packed> from, int64_t panel, float* before, T* out,
                   pending_tile& pending) const {
     const int64_t times = part / 16 + 1;  // at least the calls of `between`
+    // Between the products with a panel, its share of the rows of A of the next tile is prefetched, line by line.
+    const int64_t rows_ahead = from.next == from.a ? 0 : tile_rows, width = d_round_up(n, d_panel);
+    const packed* ahead = from.next;
     for (int64_t j = 0; j < n; j += d_panel, from.b += panel, before += tile_rows * d_panel) {
       const int64_t wide = d_min(n - j, d_panel), rows = (pending.height - pending.next + times - 1) / times;
-      const auto between = [&] { finish_rows(pending, d_min(pending.next + rows, pending.height)); };
+      const int64_t begin = rows_ahead * j / width, end = rows_ahead * (j + d_panel) / width;
+      const auto between = [&](int64_t k) {
+        for (int64_t r = begin; r < end; ++r) __builtin_prefetch(ahead + r * from.a_row + k, 0, 2);
+        finish_rows(pending, d_min(pending.next + rows, pending.height));
+      };
       float* sums = pending.buffers[pending.sums == pending.buffers[0]];
       if (tile_rows == tile_shape::short_rows)
         d_compute_tile_in_registers<tile_shape::short_rows, 2>(part, from, nullptr, sums, between);
@@ -269,7 +280,7 @@ template <class T, bool by_columns = false, class W = T> struct d_gemm {
       }
       const bool ahead = reads_a_in_place() && a.column == 1 && left > height;
       // Short rows end before the hardware prefetcher starts. Weights, by columns, are in no cache.
-      if (ahead && !splits_depth() && (d_uses_tiles<packed> || !by_columns))
+      if (ahead && !splits_depth() && !d_uses_tiles<packed> && !by_columns)
         prefetch(line + height * a.row, left - height);
       from.next = from.a + (ahead && by_columns ? height * from.a_row : 0);
       float* sums = before + (splits_depth() ? i * d_round_up(n, d_panel) : 0);
@@ -394,8 +405,8 @@ struct d_byte_tiles {
             left, step, 1, right + (j * packed_depth() + k) * d_panel, d_panel};
         float *to = sums + j * tile, *before = k ? to : nullptr;
         if (rows - j * d_panel <= d_lanes)
-          d_compute_tile_in_registers<height, 1>(part, of, before, to, [] {});
-        else d_compute_tile_in_registers<height, 2>(part, of, before, to, [] {});
+          d_compute_tile_in_registers<height, 1>(part, of, before, to, [](int64_t) {});
+        else d_compute_tile_in_registers<height, 2>(part, of, before, to, [](int64_t) {});
       }
     }
     const d_gemm<d_bf16, true> all = {1, columns, rows, depth, {}, {}, nullptr, false, c, 0, c_row, d_none};
