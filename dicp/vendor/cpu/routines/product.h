@@ -10,6 +10,7 @@ constexpr int64_t d_task_rows = 512;   // rows of C that are enough for a task
 constexpr int64_t d_task_rows_on_tiles = 4096;  // the same on tile registers: each task copies its columns of B
 constexpr int64_t d_max_split_k_size = 1 << 15;  // most elements of C for which each thread has sums of its own
 constexpr int64_t d_max_rows_unpacked = 384;    // rows of C for which copying B costs more than it saves
+constexpr int64_t d_max_cached_a = 1 << 18;     // packed elements of A that the L2 cache keeps beside B, on tiles
 
 // A tile whose sums are complete, while the epilogue of its rows from `next` to `height` is not: on tile
 // registers it overlaps with the products of the next tile.
@@ -282,7 +283,8 @@ template <class T, bool by_columns = false, class W = T> struct d_gemm {
       // Short rows end before the hardware prefetcher starts. Weights, by columns, are in no cache.
       if (ahead && !splits_depth() && !d_uses_tiles<packed> && !by_columns)
         prefetch(line + height * a.row, left - height);
-      from.next = from.a + (ahead && by_columns ? height * from.a_row : 0);
+      const bool cached = !by_columns && (!d_uses_tiles<packed> || count * part <= d_max_cached_a);
+      from.next = from.a + (ahead && !cached ? height * from.a_row : 0);
       float* sums = before + (splits_depth() ? i * d_round_up(n, d_panel) : 0);
       row_of_tiles(tile_rows, row + i, height, column, n, done, part, from, panel, sums, at(out, i, 0),
                    pending);
