@@ -168,17 +168,36 @@ template <class T, bool by_columns = false, class W = T> struct d_gemm {
   }
   // The epilogue of the open tile's rows before `end`.
   __attribute__((noinline, visibility("hidden"))) void finish_rows(pending_tile& pending, int64_t end) const {
-    const d_vec *add = (const d_vec*)pending.add, left = add[0], right = add[1];
+    const int64_t begin = pending.next;
+    if (begin >= end) return;
+    pending.next = end;
     const bool plain = pending.last && !pending.has_before && activation == d_none && !by_row;
-    if (by_columns || !plain || pending.wide < d_panel)
-      for (; pending.next < end; ++pending.next) finish_row(pending, pending.next);
-    for (; pending.next < end; ++pending.next) {
-      const d_vec* sum = (const d_vec*)pending.sums + 2 * pending.next;
+    if (by_columns || !plain || pending.wide < d_panel) return finish_any_rows(pending, begin, end);
+    const d_vec *add = (const d_vec*)pending.add, left = add[0], right = add[1];
+    for (int64_t r = begin; r < end; ++r) {
+      const d_vec* sum = (const d_vec*)pending.sums + 2 * r;
       const d_vec all[2] = {sum[0] + left, sum[1] + right};
-      d_store_row(pending.out + pending.next * c_row, all, false);
+      d_store_row(pending.out + r * c_row, all, false);
     }
   }
-  void finish_row(pending_tile& pending, int64_t r) const {
+  // The same with all that an epilogue may have.
+  void finish_any_rows(pending_tile& pending, int64_t begin, int64_t end) const {
+    for (int64_t r = begin; r < end; ++r) add_to_row(pending, r);
+    if (!pending.last) return;
+    d_activate(activation, pending.sums + begin * d_panel, (end - begin) * d_panel);
+    if constexpr (by_columns) {
+      if (end == pending.height)
+        store_transposed_bf16(pending.sums, pending.height, pending.wide, pending.out);
+    } else {
+      for (int64_t r = begin; r < end; ++r) {
+        const d_vec* sum = (const d_vec*)pending.sums + 2 * r;
+        if (pending.wide == d_panel) d_store_row(pending.out + r * c_row, sum, false);
+        else d_store_partial_row(pending.out + r * c_row, sum, pending.wide);
+      }
+    }
+  }
+  // Adds the earlier sums of row r, and the bias if its sums are complete; else stores them for later ones.
+  void add_to_row(pending_tile& pending, int64_t r) const {
     d_vec *sum = (d_vec*)pending.sums + 2 * r, *before = (d_vec*)pending.before + 2 * r;
     if (pending.has_before) sum[0] += before[0], sum[1] += before[1];
     if (!pending.last) {
@@ -188,13 +207,6 @@ template <class T, bool by_columns = false, class W = T> struct d_gemm {
     const d_vec *add = (const d_vec*)pending.add,
                 all = d_vec{} + (by_row ? d_to_float(bias[pending.row + r]) : 0);
     sum[0] += all + add[0], sum[1] += all + add[1];
-    d_activate(activation, (float*)sum, d_panel);
-    if constexpr (!by_columns) {
-      if (pending.wide == d_panel) d_store_row(pending.out + r * c_row, sum, false);
-      else d_store_partial_row(pending.out + r * c_row, sum, pending.wide);
-    } else if (r == pending.height - 1) {
-      store_transposed_bf16(pending.sums, pending.height, pending.wide, pending.out);
-    }
   }
   // Stores a tile whose columns are rows in memory: pairs of its rows are transposed as words.
   void store_transposed_bf16(const float* tile, int64_t height, int64_t wide, T* out) const {
