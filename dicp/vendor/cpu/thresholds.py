@@ -287,8 +287,8 @@ MAX_TRANSPOSED_TILE_ROWS = 192
 """The same on tile registers, where a product of one row is computed by dot products. On an Intel
 Xeon (Emerald Rapids) with weights of 384x1024 to 1024x1024, 1 row takes 0.37 to 0.40 of oneDNN's
 time and 2 to 48 rows 0.45 to 0.68. Relative to packing the operand, with one and two threads, 16
-and 32 rows take 0.42 to 0.70 of the time, 64 rows 0.63 to 0.96, 128 rows 0.79 to 1.0, 160 rows 0.86
-to 1.2, 197 rows 0.91 to 1.25, 256 rows 0.95 to 1.14, 1024 rows 1.09 to 1.7."""
+to 64 rows take 0.54 to 0.74 of the time, 128 rows 0.86 to 1.0, 192 and 197 rows 0.88 to 1.22, 256
+rows 0.85 to 1.1, 384 and 512 rows 1.0 to 1.24."""
 SPLIT_PANELS, MIN_SPLIT_DEPTH = 50, 48
 """How many times the rows and columns of a float32 product, added up, its result must be, and the
 depth it must have, to be computed on tile registers as products of bfloat16 parts: each operand is
