@@ -541,14 +541,15 @@ template <int... j> d_inline void d_transpose_quarters(d_words* v, d_int_sequenc
   v[2] = first(b, d), v[3] = second(b, d);
 }
 // Transposes a square of packed elements; reading quarters of vectors replaces half of the shuffles. Prefetches
-// the line of each row that is read four squares later, and to the L2 cache that of the rows of the next squares.
+// the line of each row that is read four squares later and, for tile registers, which wait for memory more often,
+// that of the rows of the next squares to the L2 cache.
 template <class T, class C>
 d_inline void d_transpose_packed(const T* from, int64_t from_step, C* to, int64_t to_step) {
   constexpr int64_t distance = 4 * d_lanes * d_pack_factor<C>;
 #pragma GCC unroll 16
   for (int i = 0; i < d_lanes; ++i) {
     __builtin_prefetch(from + i * from_step + distance);
-    __builtin_prefetch(from + (i + d_lanes) * from_step, 0, 2);
+    if (d_uses_tiles<C>) __builtin_prefetch(from + (i + d_lanes) * from_step, 0, 2);
   }
 #pragma GCC unroll 4
   for (int c = 0; c < d_lanes; c += 4) {
