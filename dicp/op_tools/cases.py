@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,6 +22,15 @@ NAMED = {
     "dtype": torch.dtype, "layout": torch.layout, "memory_format": torch.memory_format,
 }  # fmt: skip
 """Values of PyTorch that are attributes of its module."""
+OF_FORWARD: Mapping[str, Mapping[str, Any]] = {
+    "torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default": {
+        "call": "torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default",
+        "given": ["query", "key", "value", "dropout_p", "is_causal", "attn_mask", "scale"],
+        "results": {"out": 0, "logsumexp": 1},
+    },
+}
+"""Operators whose arguments are results of another call, as `saved` of an entry says it. Kernels
+rely on that: the score of a row's only key has the gradient 0 if the results are the forward's."""
 _PER_CASE = ("shape", "strides", "gen", "value")
 
 
@@ -79,7 +88,12 @@ class CaseList:
     ) -> None:  # fmt: skip
         """Describe a call of the operator `call`, a dotted name. Raises NotStorableError."""
         named = {**{str(k): value for k, value in enumerate(args)}, **kwargs}
-        described = {parameter: _described(value) for parameter, value in named.items()}
+        saved = None if args else _saved(call, kwargs)
+        described = {
+            parameter: _described(value)
+            for parameter, value in named.items()
+            if saved is None or parameter not in saved["results"]
+        }
         text = json.dumps([call, inplace, described])
         if text in self._seen:
             return
@@ -89,15 +103,15 @@ class CaseList:
             if "tensor" in form else "parameter"
             for parameter, form in described.items()
         }  # fmt: skip
-        group = json.dumps([name, call, inplace, alike])
+        group = json.dumps([name, call, inplace, saved, alike])
         self._groups.setdefault(group, []).append(described)
 
     def entries(self) -> list[dict[str, Any]]:
         """An entry for each operator, and for each combination of dtypes that it is called with."""
         found = []
         for group, cases in self._groups.items():
-            name, call, inplace, _ = json.loads(group)
-            found.append(_entry(name, call, inplace, cases))
+            name, call, inplace, saved, _ = json.loads(group)
+            found.append(_entry(name, call, inplace, saved, cases))
         return found
 
 
@@ -112,7 +126,8 @@ def write_cases(calls: Sequence[CapturedCall]) -> str:
     parts = [HEAD]
     for entry in found.entries():
         parts += ["", "[[case]]"]
-        parts += [f"{key} = {toml(v)}" for key, v in entry.items() if not isinstance(v, dict)]
+        fields = {key: v for key, v in entry.items() if key not in ("tensors", "parameters")}
+        parts += [f"{key} = {toml(v)}" for key, v in fields.items()]
         for parameter, fields in entry.get("tensors", {}).items():
             parts.append(f"[case.tensors.{parameter}]")
             parts += [f"{key} = {toml(v)}" for key, v in fields.items()]
@@ -120,6 +135,14 @@ def write_cases(calls: Sequence[CapturedCall]) -> str:
             parts.append("[case.parameters]")
             parts += [f"{key} = {toml(v)}" for key, v in entry["parameters"].items()]
     return "\n".join(parts) + "\n"
+
+
+def _saved(call: str, names: Collection[str]) -> dict[str, Any] | None:
+    """Which arguments of a call by keywords are results of another call, and of what arguments."""
+    saved = OF_FORWARD.get(call)
+    if saved is None or not set(saved["results"]) <= set(names):
+        return None
+    return {**saved, "given": [name for name in saved["given"] if name in names]}
 
 
 def _described(value: Any) -> dict[str, Any]:
@@ -186,7 +209,8 @@ def _common_generator(members: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _entry(
-    name: str, call: str, inplace: bool, cases: Sequence[Mapping[str, Any]]
+    name: str, call: str, inplace: bool, saved: Mapping[str, Any] | None,
+    cases: Sequence[Mapping[str, Any]],
 ) -> dict[str, Any]:  # fmt: skip
     """An entry whose lists zip: one value stands for all cases that have the same."""
     tensors, parameters = {}, {}
@@ -203,8 +227,8 @@ def _entry(
         if fields["dtype"] == main:
             del fields["dtype"]
     entry = {
-        "name": name, "call": call, "dtypes": [main], "inplace": inplace, "tensors": tensors,
-        "parameters": parameters,
+        "name": name, "call": call, "dtypes": [main], "inplace": inplace, "saved": saved,
+        "tensors": tensors, "parameters": parameters,
     }  # fmt: skip
     return {key: value for key, value in entry.items() if value}
 

@@ -115,6 +115,29 @@ def test_what_a_recorder_writes(tmp_path: Path) -> None:
         )
 
 
+def test_results_of_the_forward_are_recorded_as_such(tmp_path: Path) -> None:
+    """What a gradient of attention takes of the forward is computed, and not drawn."""
+
+    def program() -> None:
+        q, k, v = (torch.randn(1, heads, 5, 4, requires_grad=True) for heads in (4, 2, 2))
+        for _ in range(2):
+            torch.nn.functional.scaled_dot_product_attention(
+                q, k, v, is_causal=True, enable_gqa=True
+            ).sum().backward()
+
+    path = tmp_path / "mine.json"
+    path.write_text(recording("mine", {}, program).text())
+    name = "aten._scaled_dot_product_flash_attention_for_cpu_backward.default"
+    ((case,),) = (entry.cases for entry in model_entries(path)[name])
+    assert case.saved is not None and case.saved.results == {"out": 0, "logsumexp": 1}
+    assert not {"out", "logsumexp"} & set(case.kwargs)
+    given = {key: case.drawn().arguments()[1][key] for key in ("query", "key", "value", "out")}
+    expected = torch.nn.functional.scaled_dot_product_attention(
+        *(given[key] for key in ("query", "key", "value")), is_causal=True, enable_gqa=True
+    )
+    torch.testing.assert_close(given["out"], expected)
+
+
 def test_calls_without_a_form_are_counted() -> None:
     with Recorder() as recorder:
         sparse = torch.ones(2, 2).to_sparse()
