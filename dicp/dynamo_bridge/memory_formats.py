@@ -178,7 +178,8 @@ ON_HOST = frozenset({aten.glu_backward.default, aten.log_sigmoid_forward.default
 """Operators whose results eager makes contiguous on the host alone."""
 CONTIGUOUS = (
     aten._log_softmax_backward_data.default, aten.adaptive_max_pool3d.default,
-    aten.huber_loss_backward.default, aten.mse_loss_backward.default, aten.pow.Scalar,
+    aten.huber_loss_backward.default, aten.mse_loss_backward.default,
+    aten.native_layer_norm_backward.default, aten.pow.Scalar,
     aten.smooth_l1_loss_backward.default, *ON_HOST,
 )  # fmt: skip
 """Operators whose results eager makes contiguous, whatever strides the operands have."""

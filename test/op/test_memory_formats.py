@@ -264,7 +264,7 @@ def test_strides_of_expanded_gradients(name: str, backend_name: str) -> None:
 
 ORDERED_BY_GRADIENT = {
     "elu": F.elu, "glu": lambda x: F.glu(x, 2), "hardsigmoid": F.hardsigmoid,
-    "hardswish": F.hardswish,
+    "hardswish": F.hardswish, "layer_norm": lambda x: F.layer_norm(x, x.shape[3:]),
     "log_softmax": lambda x: F.log_softmax(x, 1), "logit": torch.logit, "relu6": F.relu6,
     "softplus": F.softplus,
 }  # fmt: skip
