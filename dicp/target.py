@@ -35,6 +35,9 @@ from dicp.rule_errors import line_in, place_of, refusal, worded
 from dicp.rules import DecisionKind, RuleTable
 from dicp.torch_private import OpOverload
 
+NO_RULE = "no rule for this operator"
+"""Why an operator runs in eager for which the target has no rule."""
+
 
 @dataclass(frozen=True)
 class Decision:
@@ -329,7 +332,7 @@ class RuleTarget(Target):
         kind = self.rules.kind(node.target)
         if kind is None:
             own = self.unsupported(node) if node.target.namespace == "dicp" else ""
-            return Decision("eager", own or "no rule for this operator")
+            return Decision("eager", own or NO_RULE)
         reason = self.unsupported(node)
         return Decision("eager", reason) if reason else Decision(kind)
 

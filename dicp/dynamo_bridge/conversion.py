@@ -15,7 +15,7 @@ import torch
 from dicp.dynamo_bridge.decompose import decompositions
 from dicp.dynamo_bridge.trial_calls import is_refused
 from dicp.operator_choice import ASKED_EAGER, OperatorChoice
-from dicp.target import Target
+from dicp.target import NO_RULE, Target
 from dicp.torch_private import OpOverload, is_composite, overloads_of, schema_of
 
 aten = torch.ops.aten
@@ -53,8 +53,7 @@ ON_PAIRS = frozenset({
     aten.view_as_real.default,
 })  # fmt: skip
 """Operators from real to complex values or back."""
-NO_RULE = "no rule for this operator"
-ENDS_WITHOUT_RULES = "no rule for this operator, nor for all that it is decomposed into"
+ENDS_WITHOUT_RULES = f"{NO_RULE}, nor for all that it is decomposed into"
 SIZES = "a size, known when the graph is launched"
 IN_PLACE = "functionalized: it becomes its functional form and a copy"
 

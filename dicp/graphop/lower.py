@@ -24,7 +24,7 @@ from dicp.operator_choice import ASKED_EAGER, check_eager, kept_eager
 from dicp.origin import origin_of
 from dicp.rule_errors import InvalidResult, naming_rule, paired_results
 from dicp.rules import NoRule, RuleEntry, RuleTable
-from dicp.target import Decision, LowerContext, NodeReport, is_number, unreadable
+from dicp.target import NO_RULE, Decision, LowerContext, NodeReport, is_number, unreadable
 from dicp.torch_private import (
     OpOverload,
     expression_of,
@@ -190,7 +190,7 @@ class Lowering:
 
     def _convert(self, node: fx.Node, rule: RuleEntry | None, val: Any) -> Any:
         if rule is None:
-            raise NoRule("no rule for this operator")
+            raise NoRule(NO_RULE)
         self.builder.meta = val
         self.builder.is_read = lambda index: _is_read(node, index)
         given = [self._map(argument) for argument in node.args]

@@ -8,12 +8,12 @@ import pytest
 
 from dicp.conformance.families.adaptation import judge
 from dicp.conformance.families.models import FAMILIES, Family
-from dicp.target import NodeReport
+from dicp.target import NO_RULE, NodeReport
 from dicp.testing import counts
 
 RUN_TIME_CHECKS = {"aten._assert_scalar.default", "aten._local_scalar_dense.default"}
 """How models check values; these calls stay in eager."""
-LIBRARY, NO_RULE = "transformers.", "no rule for this operator"
+LIBRARY = "transformers."
 """Operators that the models' library registers: grouped products of mixtures of experts. Graph
 compilers leave them to eager; tests of their routines show that the host CPU's target does not."""
 

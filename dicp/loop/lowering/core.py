@@ -27,7 +27,7 @@ from dicp.operator_choice import ASKED_EAGER, check_eager, kept_eager
 from dicp.origin import origin_of
 from dicp.rule_errors import InvalidResult, naming_rule, paired_results
 from dicp.rules import NoRule, RuleEntry, RuleTable
-from dicp.target import Decision, LowerContext, NodeReport, unreadable
+from dicp.target import NO_RULE, Decision, LowerContext, NodeReport, unreadable
 from dicp.torch_private import OpOverload, expression_of, is_object, schema_of
 
 
@@ -304,7 +304,7 @@ def evaluate_size(node: fx.Node, args: Any, kwargs: Any) -> Any:
     if val is None and callable(node.target):
         return node.target(*args, **kwargs)
     if isinstance(val, torch.Tensor):
-        raise NoRule("no rule for this operator")
+        raise NoRule(NO_RULE)
     return val
 
 
