@@ -1,7 +1,7 @@
 # Everything runs in the project's own virtual environment, .venv, made on first use.
 #   make demo    train small models, eager beside compiled
-#   make test    all tests; of sweeps (many arguments, or slow) an eighth, of static and
-#                dynamic shapes one, of dtypes and layouts the first and a quarter of the others;
+#   make test    all tests; of sweeps (many arguments, or slow) a tenth, of static and
+#                dynamic shapes one, of dtypes and layouts the first and a fifth of the others;
 #                another part every eight hours
 #   make test-all  all tests whole, on every target: hours     make unit    the internal ones only
 #   make ascend  operator and model tests on ascendgraph's simulator: those of what changed, and one
@@ -41,7 +41,7 @@ demo: $(READY)
 	$(RUN) -m demo
 
 test: $(READY)
-	$(PYTEST) --sweeps 8 test
+	$(PYTEST) --sweeps 10 test
 
 test-all: $(READY)
 	$(PYTEST) test

@@ -5,10 +5,10 @@ through all of them in less than four days and one that runs daily in ten. `--sa
 fourth of the ten parts whenever it is run. Tests are put into parts by folder, so that every part
 has its share of the (slow) models.
 
-`--sweeps 8` takes an eighth of the tests marked `sweep`, others eight hours later, so that 64 hours
+`--sweeps 10` takes a tenth of the tests marked `sweep`, others eight hours later, so that 80 hours
 have all of them: tests of many arguments, and slow ones of what quick tests cover in parts. Any
 other test of static and of dynamic shapes runs with one of the two, and an operator's case with its
-first dtype and a quarter of its other dtypes and layouts: eight turns have each with both shapes.
+first dtype and a fifth of its other dtypes and layouts: ten turns have each with both shapes.
 """
 
 from __future__ import annotations
