@@ -23,6 +23,14 @@ CASES = [
     ),
     op("cumsum_middle", lambda x: x.cumsum(1), (3, 7, 5), dtypes=(torch.float32,)),
     op(
+        "cumsum_of_weighted_rows",
+        lambda x, w: (x * w.unsqueeze(-1)).cumsum(1).flip(1) * w.unsqueeze(-1),
+        (3, 20, 18),
+        (3, 20),
+        dtypes=(*FLOATS, torch.int64),
+        layouts=LAYOUTS,
+    ),
+    op(
         "scans_of_rows_together",
         lambda x: (x.cumsum(-1), x.exp().cumprod(-1), x.cummax(-1).values + 1),
         (2, 8, 9),

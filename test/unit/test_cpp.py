@@ -52,7 +52,9 @@ GRAPHS: dict[str, Callable[[], tuple[Callable[..., Any], list[Any], dict[str, An
     ),
     "softmax": lambda: (lambda x: x.softmax(-1), [f32(6, 40, grad=True)], {}),
     "short_rows": lambda: (lambda x: x.log_softmax(-1), [f32(100, 21)], {}),
-    "cumsum_of_columns": lambda: (lambda x: x.cumsum(0), [f32(20, 48)], {}),
+    "cumsum_of_columns": lambda: (
+        lambda x, rows: (x * rows).cumsum(0).flip(0) * rows, [f32(20, 48), f32(20, 1)], {}
+    ),
     "roll": lambda: (lambda x: x.roll(3, 1), [f32(6, 40)], {}),
     "padded_windows": lambda: (
         lambda x: F.avg_pool2d(x, 3, 2, 1),

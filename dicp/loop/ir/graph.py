@@ -26,7 +26,7 @@ class Compute:
 
     pointwise: store at the same coordinates of `out` (whose shape is `shape`).
     reduce: combine over `axes` with `op`; `out.shape` is `shape` with 1 at `axes`.
-    scan: running `op` along `axes[0]`, stored at every point.
+    scan: running `op` along `axes[0]` in the dtype of `body`, stored at every point.
     scatter: store or combine (`op`) into `out` at `target`; `out` aliases an initialized buffer.
     """
 

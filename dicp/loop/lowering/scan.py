@@ -35,11 +35,10 @@ def scan(lw: Lowering, x: Value, dim: int, op: str, dtype: torch.dtype) -> Value
         return lw.map(lambda e: cast(e, dtype), x, dtype=dtype)
     if as_size(x.shape[axis]) == 1:
         return lw.map(lambda e: single(op, cast(e, dtype), dtype), x, dtype=dtype)
-    wide = _running_dtype(dtype)
-    out = lw.temp(x.shape, wide)
-    body = cast(cast(x.at(domain(x.shape)), dtype), wide)
+    out = lw.temp(x.shape, dtype)
+    body = cast(cast(x.at(domain(x.shape)), dtype), _running_dtype(dtype))
     lw.add(Compute(out, x.shape, body, "scan", (axis,), op))
-    return lw.cast(lw.value_of(out), dtype)
+    return lw.value_of(out)
 
 
 def _rule(op: str) -> Callable[..., Value]:

@@ -122,7 +122,9 @@ class _KernelBuilder:
         early = producer in self.group.rows_only and self.pass_of[producer] == 0
         if self.is_outer and early and producer.kind == "pointwise":
             return ir.opmath(self._value(producer, number), item.dtype)
-        if producer.kind in ("reduce", "scan") or producer in self.group.rows_only:
+        if producer.kind == "scan":
+            return self._running(producer)
+        if producer.kind == "reduce" or producer in self.group.rows_only:
             return ir.result(self.names[producer], item.dtype)
         if self.pass_of[producer] < number:
             if producer.out in self.stored and producer.body.op != "const":
@@ -131,6 +133,10 @@ class _KernelBuilder:
                 self._saved[producer] = None
                 return ir.scratch(self.names[producer], item.dtype)
         return ir.opmath(self._value(producer, number), item.dtype)
+
+    def _running(self, node: Compute) -> Expr:
+        """The result of a scan at the current point, in the dtype that it has in memory."""
+        return ir.cast(ir.result(self.names[node], node.body.dtype), node.out.dtype)
 
     def _flat(self, node: Compute) -> Index:
         if node.kind == "scatter":
@@ -200,16 +206,16 @@ class _KernelBuilder:
         if kind == "reduce" and node.op in ("argmax", "argmin"):
             place = self.group.coords[node][node.axes[0]]
             return [Reduce(name, node.op, value.dtype, value, place)]
+        if kind == "scan":
+            stmts: list[Stmt] = [Scan(name, node.op, value.dtype, value)]
+            if out in self.stored:
+                stmts.append(Store(out, self._flat(node), self._running(node)))
+            return stmts
         value = ir.opmath(value, out.dtype)
         if node in self.group.cross_row:
             return [Store(out, self._flat(node), value, node.op)]
         if kind == "reduce":
             return [Reduce(name, node.op, value.dtype, value)]
-        if kind == "scan":
-            stmts: list[Stmt] = [Scan(name, node.op, out.dtype, value)]
-            if out in self.stored:
-                stmts.append(Store(out, self._flat(node), ir.result(name, out.dtype)))
-            return stmts
         op = node.op if kind == "scatter" and node.op != "store" else ""
         return [Store(out, self._flat(node), value, op)]
 

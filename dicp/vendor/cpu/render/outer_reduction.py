@@ -279,6 +279,8 @@ class ColumnsWriter(Loops[Columns]):
         self, scope: Scope, phases: Iterable[Phase], column: Var, accumulators: Sequence[Reduce]
     ) -> None:
         stmts = [s for p in phases for s in p.stmts]
+        if not stmts:  # of scans
+            return
 
         def emit() -> None:
             for stmt in accumulators:

@@ -15,6 +15,7 @@ import torch
 
 from dicp.codegen.types import VALUE_TYPE
 from dicp.loop.ir import expr as ir
+from dicp.loop.ir.access import is_along
 from dicp.loop.ir.expr import Read
 from dicp.loop.ir.index import Index, Size, Var, product
 from dicp.loop.ir.kernel import Let, Phase, Reduce, Scan, ScratchStore, Stmt, Store
@@ -334,10 +335,10 @@ class Inner(Chooser):
             return False
         if not all(isinstance(s, (Scan, Store)) for s in kernel.stmts()):
             return False
-        column, (row,) = kernel.parallel[-1], kernel.reduction
-        steps = [(i.coefficient(column), i.coefficient(row)) for i in memory_indices(kernel)]
+        column = kernel.parallel[-1]
+        steps = {i.coefficient(column) for i in memory_indices(kernel)}
         wide = not isinstance(column.size, int) or column.size >= SUM_LANES
-        return wide and all(c in (0, 1) and (r == 0 or c == 1) for c, r in steps)
+        return wide and steps <= {0, 1} and all(is_along(s.index, column) for s in kernel.stores())
 
     def _only_prefix_sums(self) -> bool:
         """Whether each scan is a prefix sum whose values do not depend on another scan."""
