@@ -29,6 +29,16 @@ def _index_forms(x: Any, i: Any, j: Any) -> Any:
     return x[i], x[:, j], x[i, j], x[i[:, None], j], x[None, i], x[..., j]
 
 
+def _computed_forms(x: Any, i: Any) -> Any:
+    """Indices computed from sizes: in order, backwards, from the end, windows, clamped."""
+    at = torch.arange(x.shape[0], device=x.device)
+    return (
+        x[at, i], x[at.flip(0)], x[-at - 1] * 2, x[at[:-2, None] + at[:3]].sum(1),
+        x[:, (at + 3).clamp(max=6)], x.index_select(1, at[::2]), x[at, at],
+        x.index_put((at, i), x[0]), torch.nn.functional.embedding(at[2:], x) + 1,
+    )  # fmt: skip
+
+
 def _set_forms(x: Any, i: Any, v: Any) -> Any:
     y = x.clone()
     y[i] = v
@@ -54,6 +64,7 @@ CASES = [
     ),
     op("index_negative", lambda x, i: x[i], X, index((9,), 6, low=-6), dtypes=ANY),
     op("index_int32", lambda x, i: x[i], X, index((9,), 6, dtype=torch.int32), dtypes=F32),
+    op("index_arange", _computed_forms, (7, 7), index((7,), 7), dtypes=(*FLOATS, torch.int64)),
     op("index_two_dims", lambda x, i: x[i], X, index((4, 5), 6), dtypes=ANY),
     op(
         "index_middle",

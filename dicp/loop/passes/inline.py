@@ -12,6 +12,7 @@ from dicp.loop.ir.expr import Expr, Load, Ref, Rewriter
 from dicp.loop.ir.graph import Call, Compute, Graph, refs_in
 from dicp.loop.ir.index import Index, Indirect, Size, Var, domain, product
 from dicp.loop.ir.ops import SCALAR_OPS
+from dicp.loop.passes.affine_indices import affine, with_affine
 from dicp.loop.thresholds import (
     HEAVY,
     MAX_BODY,
@@ -67,15 +68,25 @@ def _inline_into(
             _merge_origins(node, producer)
             # Loads at the producer's own point may lie elsewhere for this reader: try to inline
             # them.
-            body = Rewriter(mapping, replacing(cost + own_cost))(producer.body)
+            body = _Inliner(mapping, replacing(cost + own_cost))(producer.body)
             return ir.opmath(body, item.ref.dtype)
 
         return replace
 
-    rewrite = Rewriter(on_load=replacing(0))
+    rewrite = _Inliner(on_load=replacing(0))
     node.body = rewrite(node.body)
+    position = affine(node.body) if node.kind == "pointwise" else None
+    if position is not None and position.terms:
+        node.body = ir.index_value(position)
     if node.target:
         node.target = tuple(rewrite.index(i) for i in node.target)
+
+
+class _Inliner(Rewriter):
+    """Inlines loads; computed indices that are affine then become plain ones."""
+
+    def index(self, index: Index) -> Index:
+        return with_affine(super().index(index))
 
 
 def _merge_origins(node: Compute, producer: Compute) -> None:
