@@ -91,8 +91,10 @@ ACROSS = {
 def test_sums_over_rows_are_taken_along(name: str, dtype: torch.dtype, dynamic: bool) -> None:
     fn, shapes = ACROSS[name]
     inputs = [torch.randn(s).to(dtype) for s in shapes]
-    if dtype == torch.float32 and not dynamic:
-        assert kernels(record(fn, *inputs)) == [1]
+    if not dynamic:
+        target = record(fn, *inputs)
+        assert kernels(target) == [1] or dtype == torch.bfloat16  # whose sums are rounded apart
+        assert "outer_reduction" not in target.programs[0].text()
     compiled = torch.compile(fn, backend="cpugraph", dynamic=dynamic)
     exact = fn(*(x.double() for x in inputs))
     for found, eager, wanted in zip(compiled(*inputs), fn(*inputs), exact, strict=True):

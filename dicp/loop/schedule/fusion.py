@@ -15,7 +15,13 @@ from dicp.loop.ir.expr import Ref
 from dicp.loop.ir.graph import Compute, Graph, Node, refs_in
 from dicp.loop.ir.index import product
 from dicp.loop.schedule.groups import CrossRow, Group, outputs_of, predecessors, single
-from dicp.loop.schedule.joins import equally_partitioned, join, join_cross_row, only_sums
+from dicp.loop.schedule.joins import (
+    equally_partitioned,
+    join,
+    join_cross_row,
+    only_sums,
+    without_tail,
+)
 from dicp.loop.schedule.legality import external_refs, has_strided_store, legal, topological
 from dicp.loop.thresholds import MAX_MEMBERS, MAX_REFS
 
@@ -100,15 +106,24 @@ class _Fuser:
         """Fuse each cross-row reduction into the kernel that computes or reads the rows it sums."""
         readers = self._readers()
         for node in self.graph.nodes:
-            if not isinstance(node, Compute) or not only_sums(self.groups[node]):
+            if not isinstance(node, Compute):
+                continue
+            mine = self.groups[node]
+            sums, tail = without_tail(mine)
+            if not only_sums(sums):
                 continue
             near: list[Node] = [self.producers[r] for r in node.reads() if r in self.producers]
             near += [n for r in node.reads() for n in readers[r]]
             for other in dict.fromkeys(self.groups[n] for n in near):
-                mine = self.groups[node]
-                if other is mine:
+                merged = None if other is mine else join_cross_row(other, sums, allowed)
+                if merged is None:
                     continue
-                if self._admit(other, mine, join_cross_row(other, mine, allowed)):
+                if tail is not None:
+                    self._split(mine, sums, tail)
+                if self._admit(other, sums, merged):
+                    break
+                if tail is not None:
+                    self.merge(sums, tail)
                     break
 
     def _horizontally(self) -> None:
@@ -152,6 +167,20 @@ class _Fuser:
             self.users[dep] -= {a, b}
             self.users[dep].add(merged)
         return True
+
+    def _split(self, group: Group, sums: Group, tail: Group) -> None:
+        """Replace a group by its sums and the group of what is computed from them."""
+        users = self.users.pop(group, set())
+        for dep in group.depends:
+            self.users[dep].discard(group)
+        for part in (sums, tail):
+            self.groups.update(dict.fromkeys(part.nodes, part))
+        for part in (sums, tail, *users):
+            part.depends = {
+                self.groups[p] for n in part.nodes for p in predecessors(n, self.producers)
+            } - {part}
+            for dep in part.depends:
+                self.users.setdefault(dep, set()).add(part)
 
     def _has_strided_stores(self, merged: Group, a: Group, b: Group) -> bool:
         """Whether a reduction's innermost loops would stride results of a pointwise group."""

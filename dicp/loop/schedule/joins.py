@@ -110,6 +110,27 @@ def only_sums(group: Group) -> bool:
     )
 
 
+def without_tail(group: Group) -> tuple[Group, Group | None]:
+    """An outer reduction without what is computed from its results, and the pointwise group of
+    that; the group itself and None where there is none, or where rows need something else."""
+    reduced = {n.out for n in group.computes() if n.kind == "reduce"}
+    tail: list[Compute] = []
+    for node in group.computes():
+        if node in group.rows_only and any(r in reduced for r in node.reads()):
+            tail.append(node)
+            reduced.add(node.out)
+    if not tail or group.cross_row or set(tail) != group.rows_only:
+        return group, None
+    kept = [n for n in group.computes() if n not in tail]
+    sums = Group(
+        [*kept], group.dims, group.axes, {n: group.coords[n] for n in kept}, order=group.order
+    )
+    own = [(Var(k, group.dims[k]), Var(i, group.dims[k])) for i, k in enumerate(group.row_axes)]
+    dims, mapping = tuple(v.size for _, v in own), {old: variable(new) for old, new in own}
+    coords = {n: tuple(c.substitute(mapping) for c in group.coords[n]) for n in tail}
+    return sums, Group([*tail], dims, None, coords, order=group.order)
+
+
 def equally_partitioned(group: Group, partitions: Mapping[Ref, int]) -> bool:
     """Whether all reductions of a group partition their rows into the same number of parts, or none
     does: a kernel whose rows are partitioned has no other result that depends on all rows."""
