@@ -110,6 +110,22 @@ def test_what_stays_unstable_follows_the_table_and_is_not_kept(
     assert not verdict(cache, "large").stable, "each class has its own"
 
 
+def test_each_number_of_threads_and_each_rule_is_measured(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    found = iter(Verdict("onednn", 1.9, 2.0 + turn, 9.0) for turn in range(9))
+    monkeypatch.setattr(calibration, "has_onednn_linear", lambda: True)
+    monkeypatch.setattr(calibration, "decide", lambda *_: next(found))
+    cache = Cache.open(Config(cache_dir=tmp_path))
+    medians = []
+    for threads in (1, 2, 1):
+        monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
+        medians.append(verdict(cache, "medium").median)
+    monkeypatch.setattr(calibration, "LIBRARY_MARGIN", {"blas": 1.1, "onednn": 0.9})
+    assert [*medians, verdict(cache, "medium").median] == [2.0, 3.0, 2.0, 4.0]
+    assert calibration.tiles_key("large", "one") != calibration.tiles_key("large", "another")
+
+
 def test_libraries_are_measured_on_real_tensors(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -16,7 +16,9 @@ from torch import Tensor
 
 from dicp.compare import assert_matches
 from dicp.config import Config
+from dicp.vendor.cpu.routines.common import GROUPS, Group
 from dicp.vendor.cpu.toolchain import NO_GATHER, find_toolchain
+from dicp.vendor.cpu.units import header_texts, unit_text
 
 FEATURES = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
 ARM = "aarch64-linux-gnu-g++"
@@ -75,6 +77,19 @@ def test_clang(tmp_path: Path) -> None:
 
 def test_without_openmp(tmp_path: Path) -> None:
     check(tmp_path, command("g++", "-fno-openmp"))
+
+
+def test_routines_compile_without_openmp(tmp_path: Path) -> None:
+    for name, text in header_texts().items():
+        (tmp_path / name).write_text(text)
+    groups = [Group(name, "") for name in GROUPS]
+    units = [unit_text(g.header, g.bodies(), {}) for g in groups]
+    for number, unit in enumerate(units):
+        (tmp_path / f"unit{number}.cpp").write_text(unit)
+    files = [f"unit{number}.cpp" for number in range(len(units))]
+    serial = command("g++", "-fno-openmp", "-fsyntax-only", "-w")
+    done = subprocess.run([*serial, *files], cwd=tmp_path, capture_output=True, text=True)
+    assert len(units) > 10 and not done.returncode, done.stderr[:2000]
 
 
 def test_arm(tmp_path: Path) -> None:

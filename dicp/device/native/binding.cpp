@@ -167,7 +167,7 @@ c10::OperatorHandle operator_named(const std::string& name, const std::string& o
 }
 
 // Once the target has taken it, `zero_` of memory without gaps is the runtime's fill: as every call
-// of a boxed kernel, choose_path costs two locks of Python for each tensor.
+// of a boxed kernel, choose_path acquires the GIL twice for each tensor.
 at::Tensor& zero(at::Tensor& self) {
   static const auto op = operator_named("aten::zero_", "");
   if (entry_of(op).has_plans && !python_side().watching && fill_with_zeros(self)) return self;
@@ -226,7 +226,7 @@ py::object host_call(const std::string& name, const std::string& overload, const
   return results_of(std::move(stack));
 }
 
-// Holds a Python object for as long as a plan may run, and lets it go with Python's lock held.
+// Holds a Python object for as long as a plan may run, and releases it while it holds the GIL.
 struct Kept {
   explicit Kept(py::object object) : object(new py::object(std::move(object))) {}
   ~Kept() {

@@ -16,7 +16,7 @@ import os
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from functools import lru_cache
 from typing import Literal, TypeAlias
 
@@ -32,6 +32,7 @@ from dicp.vendor.cpu.thresholds import (
     LIBRARY_MARGIN,
     MAX_TURNS,
     MIN_SAMPLE_SECONDS,
+    TILE_MARGIN,
     TURNS,
 )
 from dicp.vendor.cpu.toolchain import cpu_model
@@ -109,25 +110,26 @@ def verdict(cache: Cache, which: ShapeClass) -> Verdict:
     """The library for float32 products of a class; measured once per machine and thread count."""
     if not has_onednn_linear():
         return Verdict("blas", 0.0, 0.0, 0.0)
-    return _kept(cache, _key("products", which), lambda: _measured(which))
+    key = _key("products", which, str(LIBRARY_MARGIN))
+    return kept(cache, key, lambda: _measured(which, key))
 
 
-def tiles_verdict(cache: Cache, which: ShapeClass, measure: Measure) -> Verdict:
-    """Whether our kernel or oneDNN multiplies tiles of bfloat16 faster for a class of products.
-
-    `measure` compares them where the cache has no verdict yet.
-    """
-    return _kept(cache, _key("tiles", which), measure)
+def tiles_key(which: ShapeClass, code: str) -> str:
+    """The key of a verdict on our kernel for tiles of bfloat16, compiled from `code`."""
+    return _key("tiles", which, f"{TILE_MARGIN} {code}")
 
 
-def _key(kind: str, which: ShapeClass) -> str:
+def _key(kind: str, which: ShapeClass, rule: str) -> str:
+    """The key of a verdict: what is compared, by which rule, and on what machine."""
     cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    threads = torch.get_num_threads()
-    return key_of(kind, which, cpu_model(), torch.__version__, f"{threads} of {cpus}")
+    threads = f"{torch.get_num_threads()} of {cpus}"
+    stored = " ".join(field.name for field in fields(Verdict))
+    problem = str(PROBLEMS[which])
+    return key_of(kind, problem, rule, stored, cpu_model(), torch.__version__, threads)
 
 
-def _kept(cache: Cache, key: str, measure: Measure) -> Verdict:
-    """The verdict in the cache, or a new one, which is stored if it is stable."""
+def kept(cache: Cache, key: str, measure: Measure) -> Verdict:
+    """The verdict in the cache, or what `measure` finds, which is stored if it is stable."""
     with contextlib.suppress(LookupError):
         return _stored(cache, key)
     found = measure()
@@ -149,9 +151,12 @@ def _stored(cache: Cache, key: str) -> Verdict:
     return Verdict(**json.loads(entry.read("verdict.json")))
 
 
-@lru_cache(maxsize=8)
-def _measured(which: ShapeClass) -> Verdict:
-    """Raises nothing: an unstable measurement gives the table's library."""
+@lru_cache(maxsize=16)
+def _measured(which: ShapeClass, key: str) -> Verdict:
+    """What is measured for `key`, once in a process, as an unstable verdict is not stored.
+
+    Raises nothing: an unstable measurement gives the table's library.
+    """
     # Lowering runs while PyTorch traces with fake tensors, which compute nothing.
     with disable_current_modes(), torch.no_grad():
         x, w = operands(which, torch.float32)

@@ -30,8 +30,9 @@ from dicp.vendor.cpu.calibration import (
     PROBLEMS,
     ShapeClass,
     Verdict,
+    kept,
     shape_class,
-    tiles_verdict,
+    tiles_key,
     verdict,
 )
 from dicp.vendor.cpu.epilogues import with_epilogues
@@ -134,7 +135,7 @@ class CpuTarget(LoopTarget):
         super().__init__()
         self._libraries = Libraries()
         self._begun: Begun = {}
-        self._tiles: dict[tuple[Path, ShapeClass], Verdict] = {}
+        self._tiles: dict[tuple[Path, str], Verdict] = {}
 
     # ---- from graph to source -------------------------------------------------------------------
 
@@ -155,10 +156,11 @@ class CpuTarget(LoopTarget):
         def measure() -> Verdict:
             return Trial(which, Units.open(config, cache, self._begun), self._libraries).verdict()
 
-        key = config.cache_dir, which
-        if key not in self._tiles:
-            self._tiles[key] = tiles_verdict(cache, which, measure)
-        return self._tiles[key]
+        key = tiles_key(which, identity_of(find_toolchain(config)))
+        known = config.cache_dir, key
+        if known not in self._tiles:  # an unstable verdict is not in the cache
+            self._tiles[known] = kept(cache, key, measure)
+        return self._tiles[known]
 
     def decide_on(self, device: str, node: fx.Node, config: Config) -> Decision:
         """The decision; of a plain product also what was measured to be faster."""

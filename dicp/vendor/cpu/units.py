@@ -177,6 +177,7 @@ class Units:
         return identity_of(self.toolchain)
 
 
+@lru_cache(maxsize=8)
 def identity_of(toolchain: Toolchain) -> str:
     """What every unit depends on besides its text: compiler, flags, headers."""
     return key_of(toolchain.identity, *header_texts().values())

@@ -142,7 +142,7 @@ struct d_direct_convolution {
   const d_planes planes;
   const int32_t* offsets;
 
-  // Of the panel that begins at place `first` of `span`; `broad`: columns of pixels.
+  // Of the panel that begins at place `first` of `span`; `width`: columns of pixels.
   int64_t segments(int64_t first, int64_t span, int64_t width, d_segment* list) const {
     const int64_t wide = planes.wide(), end = d_min(first + d_panel, span);
     int64_t found = 0;
@@ -335,7 +335,7 @@ struct d_filter_gradient {
       d_clear(planes, end * d_panel, n * d_panel);
     }
   }
-  // Up to R filters at one tap, `height` lines of `broad` pixels. A long sum is computed in blocks.
+  // Up to R filters at one tap, `height` lines of `width` pixels. A long sum is computed in blocks.
   template <int R>
   void tile(const float* grad_output, int64_t step, int64_t next, const float* seen, int64_t height,
             int64_t width, float* sums) const {

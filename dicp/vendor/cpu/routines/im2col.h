@@ -96,7 +96,7 @@ struct d_patches {
   }
 };
 
-// Compresses the `picked` lanes to adjacent ones; false where the processor has no such instruction.
+// Compresses the lanes set in `tap_mask` to adjacent ones; false where the processor has no such instruction.
 d_inline bool d_compress(const float* from, uint32_t tap_mask, float* to) {
 #if defined(__AVX512F__)
   d_vec lanes;
@@ -169,7 +169,7 @@ struct d_patch_tasks {
 
   d_patch_tasks(int64_t groups, int64_t rows, int64_t columns, int64_t max_panels, bool by_rows)
       : groups(groups), panels((columns + d_panel - 1) / d_panel) {
-    const int64_t threads = groups % d_threads() ? omp_get_max_threads() : 1;
+    const int64_t threads = groups % d_threads() ? d_threads() : 1;
     strips = (panels + max_panels - 1) / max_panels;
     if (!by_rows) strips = d_min(d_round_up(strips, threads), panels);
     parts = strips % threads ? threads : 1;
