@@ -12,7 +12,14 @@ from dicp.torch_private import pytree
 
 
 class NotCompiled(Exception):
-    """The target does not compile this operator, or not with these arguments; the text says why."""
+    """The target does not compile this operator, or not with these arguments; the text says why.
+
+    `transient`: the next call may be compiled, as where there was no space on a disk.
+    """
+
+    def __init__(self, reason: str, transient: bool = False) -> None:
+        super().__init__(reason)
+        self.transient = transient
 
 
 @dataclass(frozen=True)

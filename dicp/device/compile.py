@@ -110,8 +110,9 @@ class OperatorCompiler:
                 try:
                     made = (*group, fixed, "any")
                     return self._found_or_made(call, made, (), [*inputs, *integers])
-                except NotCompiled:
-                    pass
+                except NotCompiled as reason:
+                    if reason.transient:
+                        raise
             return self._found_or_made(call, group, numbers, inputs)
 
     def _integers_change(self, group: Any, numbers: Any) -> bool:
@@ -134,7 +135,7 @@ class OperatorCompiler:
             self._count_variant(group, numbers if group[-1] != "any" else len(found))
             made = self._compile(call, group, inputs)
         except NotCompiled as reason:
-            if not found:
+            if not found and not reason.transient:
                 self._found[key] = reason
             raise
         self._found[key] = [*found, made]
@@ -153,8 +154,9 @@ class OperatorCompiler:
             if fixed in self._variants:
                 raise NotCompiled("its sizes have to be fixed")
             return self._traced(call, inputs, "symbolic")
-        except NotCompiled:
-            if group[-1] == "any" or all(n < 2 for t in inputs for n in t.shape):
+        except NotCompiled as reason:
+            sizes_vary = any(n >= 2 for t in inputs for n in t.shape)
+            if reason.transient or group[-1] == "any" or not sizes_vary:
                 raise
             made = self._traced(call, inputs, "fake")
             self._count_variant(fixed, _sizes(inputs))
@@ -172,7 +174,8 @@ class OperatorCompiler:
             written = _written(graph)
             compiled, report = compile_aten(graph, given, self.target, self.config)
         except Exception as error:
-            raise NotCompiled(f"{type(error).__name__}: {str(error)[:200]}") from error
+            transient = isinstance(error, (OSError, MemoryError))
+            raise NotCompiled(f"{type(error).__name__}: {str(error)[:200]}", transient) from error
         left = [node for node in report.nodes if node.decision == "eager"]
         if left:
             raise NotCompiled(f"{left[0].op}: {left[0].reason}")
