@@ -31,7 +31,7 @@ from dicp.loop.ir import expr as ir
 from dicp.loop.ir.expr import Expr, Load, Ref, Rewriter
 from dicp.loop.ir.graph import Call, Compute, Graph, Node, refs_in
 from dicp.loop.ir.index import ZERO, Index, Size, Var, contiguous_strides, domain, flatten, variable
-from dicp.loop.ir.ops import identity_of
+from dicp.loop.ir.ops import neutral_element
 from dicp.loop.schedule.groups import CrossRow
 from dicp.loop.schedule.partition import chunk_of
 
@@ -269,5 +269,5 @@ def _inside(place: Index, size: Size, body: Expr, op: str) -> Expr:
     """`body` before the end of the axis, and the identity of `op` past it."""
     end = ir.index_value(Index(size))
     test = ir.apply("lt", torch.bool, ir.index_value(place), end)
-    start = ir.const(identity_of(op, body.dtype), body.dtype)
+    start = ir.const(neutral_element(op, body.dtype), body.dtype)
     return ir.apply("where", body.dtype, test, ir.masked(test, body), start)

@@ -300,6 +300,24 @@ def test_tiles_are_used_with_the_kernels_permission(
         toolchain.has_tiles.cache_clear()
 
 
+@pytest.mark.parametrize(
+    ("text", "vendor"),
+    [
+        ("vendor_id : GenuineIntel\nmodel name : Xeon\nflags : fpu asimd avx2\n", "GenuineIntel"),
+        ("Features : fp asimd sve\nCPU part : 0xd40\nFeatures : fp\n", "0xd40"),
+    ],
+)
+def test_features_are_read_on_every_processor(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, text: str, vendor: str
+) -> None:
+    (tmp_path / "cpuinfo").write_text(text)
+    model = toolchain.cpu_model(tmp_path / "cpuinfo")
+    monkeypatch.setattr(toolchain, "cpu_model", lambda: model)
+    monkeypatch.setattr(calibration, "cpu_model", lambda: model)
+    assert toolchain.has_feature("asimd") and not toolchain.has_feature("0xd40")
+    assert calibration._vendor() == vendor
+
+
 def test_a_kernel_without_tiles_refuses_them() -> None:
     """The request itself, on whatever machine this is: a number, and no signal."""
     assert (toolchain._request_tiles() == 0) == toolchain.has_feature("amx_tile")

@@ -21,7 +21,7 @@ from dicp.gpu.split import split_reductions
 from dicp.loop.ir import expr as ir
 from dicp.loop.ir.graph import Compute, Graph
 from dicp.loop.ir.index import domain
-from dicp.loop.ir.ops import identity_of
+from dicp.loop.ir.ops import neutral_element
 from dicp.vendor.triton.facts import GPU
 from dicp.vendor.triton.render.spelling import conversion, literal, operator, start_value
 
@@ -128,7 +128,7 @@ def test_reductions_start_from_their_neutral_element() -> None:
     assert start_value("max", torch.int64) == str(-(2**63))
     assert start_value("sum", torch.float64) == "0.0"
     assert start_value("all", torch.bool) == "True"
-    assert type(identity_of("sum", torch.float32)) is float
+    assert type(neutral_element("sum", torch.float32)) is float
 
 
 # ---- split reductions ----------------------------------------------------------------------------

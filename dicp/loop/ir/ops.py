@@ -149,7 +149,7 @@ REDUCTIONS: dict[str, Reduction] = {
 }
 
 
-def identity_of(op: str, dtype: torch.dtype) -> float | int | bool:
+def neutral_element(op: str, dtype: torch.dtype) -> float | int | bool:
     """The neutral element of a reduction: what it starts from."""
     kind = REDUCTIONS[op].start
     if dtype == torch.bool:

@@ -26,7 +26,7 @@ from dicp.loop.ir.index import (
     normal,
     product,
 )
-from dicp.loop.ir.ops import identity_of
+from dicp.loop.ir.ops import neutral_element
 from dicp.loop.lowering.conditions import all_of, both, compare, either, is_nan, select
 from dicp.loop.lowering.core import Lowering, Value
 from dicp.loop.lowering.indexing import Indices, clamped, proven
@@ -87,7 +87,7 @@ def maximum_with_index(
             raise NoRule("maximum of integers, or with dilation, over a large or symbolic window")
         return maximum_by_reductions(lw, x, windows)
     strides = contiguous_strides(x.shape[-n:])
-    start = identity_of("max", x.dtype)
+    start = neutral_element("max", x.dtype)
     narrow = torch.int32 if _in_int32(x.shape[-n:]) else dtype  # vectors hold twice as many
 
     def point(idx: Sequence[Index], k: Sequence[Index]) -> tuple[Expr, list[Index], Expr | None]:

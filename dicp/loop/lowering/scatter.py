@@ -12,7 +12,7 @@ from dicp.loop.ir import expr as ir
 from dicp.loop.ir.expr import Expr, Ref, apply, cast, const, is_zero
 from dicp.loop.ir.graph import Compute
 from dicp.loop.ir.index import ZERO, Index, Size, domain, is_positive, product
-from dicp.loop.ir.ops import identity_of
+from dicp.loop.ir.ops import neutral_element
 from dicp.loop.lowering.conditions import compare, maximum, select
 from dicp.loop.lowering.core import Lowering, Value
 from dicp.loop.lowering.indexing import (
@@ -249,7 +249,7 @@ def _reduced(
     op = _REDUCE.get(reduce, "sum")
     if reduce != "mean" and include_self:
         return put(x, None, op)
-    total = put(x if include_self else put(x, identity_of(op, x.dtype), "store"), None, op)
+    total = put(x if include_self else put(x, neutral_element(op, x.dtype), "store"), None, op)
     if reduce != "mean":
         return total
     first = const(int(include_self), x.dtype)

@@ -41,13 +41,13 @@ class LoopExecutable:
         key = bound_sizes(self._sources, inputs) if self._sources else ()
         idle = self._plans.get(key) or self._idle(key)
         try:
-            bound = idle.pop()
+            plan = idle.pop()
         except IndexError:
-            bound = self._bind(key, inputs)
+            plan = self._new_plan(key, inputs)
         try:
-            return bound.run(inputs)
+            return plan.run(inputs)
         finally:
-            idle.append(bound)
+            idle.append(plan)
 
     def prepare(self, inputs: Sequence[Any]) -> ExecutionPlan:
         """Make the plan for `inputs` now, so that a run allocates its results and workspace only.
@@ -57,18 +57,18 @@ class LoopExecutable:
         key = bound_sizes(self._sources, inputs)
         idle = self._idle(key)
         try:
-            bound = idle.pop()
+            plan = idle.pop()
         except IndexError:
-            bound = self._bind(key, inputs)
-        idle.append(bound)
-        return bound
+            plan = self._new_plan(key, inputs)
+        idle.append(plan)
+        return plan
 
     def watched(
         self, inputs: Sequence[Any], watch: Callable[[int], AbstractContextManager[Any]]
     ) -> Callable[[list[Any]], list[Any]]:
         """A function that runs inputs of these sizes, the program's k-th step within `watch(k)`."""
         key = bound_sizes(self._sources, inputs)
-        return self._bind(key, inputs).watched(watch)
+        return self._new_plan(key, inputs).watched(watch)
 
     def native_call(self, inputs: Sequence[Any]) -> NativeCall | None:
         """The run for `inputs` as one native call, if that is all it is."""
@@ -83,6 +83,6 @@ class LoopExecutable:
                 self._plans.popitem(last=False)
         return idle
 
-    def _bind(self, key: tuple[int, ...], inputs: Sequence[Any]) -> ExecutionPlan:
+    def _new_plan(self, key: tuple[int, ...], inputs: Sequence[Any]) -> ExecutionPlan:
         """A new plan: each concurrent run needs its own, as threads may share an executable."""
         return ExecutionPlan(self.loaded, dict(zip(self._names, key, strict=True)), inputs)

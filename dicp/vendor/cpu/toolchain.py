@@ -73,19 +73,19 @@ class Toolchain:
 
 
 @lru_cache(maxsize=1)
-def cpu_model() -> str:
+def cpu_model(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
     """The processor's vendor, name and features, separated by "|": code is built for this one."""
     try:
-        text = Path("/proc/cpuinfo").read_text()
+        text = cpuinfo.read_text()
     except OSError:
         return platform.processor() or platform.machine()
-    wanted = ("vendor_id", "model name", "flags", "Features", "CPU part")
+    wanted = ("vendor_id", "model name", "CPU part", "flags", "Features")
     rows: dict[str, str] = {}
     for line in text.splitlines():
         name, _, value = line.partition(":")
         if name.strip() in wanted:
             rows.setdefault(name.strip(), value.strip())
-    return "|".join(rows.values())
+    return "|".join(rows[name] for name in wanted if name in rows)
 
 
 def has_feature(name: str) -> bool:

@@ -12,7 +12,7 @@ import torch
 
 from dicp.codegen.values import conversion_kind
 from dicp.dtypes import shortest
-from dicp.loop.ir.ops import identity_of
+from dicp.loop.ir.ops import neutral_element
 
 ELEMENT = {
     torch.float32: "fp32",
@@ -148,7 +148,7 @@ def number(value: float | int | bool, dtype: torch.dtype) -> str:
 
 def start_value(op: str, dtype: torch.dtype) -> str:
     """The start value of a reduction, as Triton code."""
-    return number(identity_of(op, dtype), dtype)
+    return number(neutral_element(op, dtype), dtype)
 
 
 def conversion(text: str, source: torch.dtype, target: torch.dtype, rounded: bool) -> str:
