@@ -130,6 +130,13 @@ NOT_FOUND = {
 }
 
 
+def test_shared_operands_are_looked_at_once() -> None:
+    expr = COLUMN
+    for _ in range(60):
+        expr = apply("maximum", WHOLE, expr, expr + 1)
+    assert str(affine(expr)) == "v1 + 60"
+
+
 @pytest.mark.parametrize("name", NOT_FOUND)
 def test_what_is_not_affine_stays(name: str) -> None:
     expr = NOT_FOUND[name]

@@ -38,29 +38,41 @@ def _coordinate(atom: object) -> Index | None:
 def affine(expr: Expr) -> Index | None:
     """An int64 expression as an affine index of the loop variables; None where it is not proved to
     be one. A check that cannot fail is left out."""
-    if isinstance(expr, IndexValue):
-        return expr.index if expr.index.is_affine else None
-    if expr.dtype != torch.int64:
-        return None
-    if isinstance(expr, Const):
-        return Index(int(expr.value))
-    if expr.op == "where":
-        return _chosen(*expr.args)
-    rule = _RULES.get(expr.op)
-    args = [affine(arg) for arg in expr.args] if rule else []
-    return None if rule is None or None in args else rule(*args)
+    return _Finder().find(expr)
 
 
-def _chosen(test: Expr, yes: Expr, no: Expr) -> Index | None:
-    """The operand of `where` that a comparison with one outcome chooses."""
-    if test.op != "lt" or test.args[0].dtype != torch.int64:
-        return None
-    a, b = map(affine, test.args)
-    if a is None or b is None:
-        return None
-    if _least(b, a, margin=1):
-        return affine(yes)
-    return affine(no) if _least(a, b) else None
+class _Finder:
+    def __init__(self) -> None:
+        self._known: dict[Expr, Index | None] = {}
+
+    def find(self, expr: Expr) -> Index | None:
+        if expr not in self._known:
+            self._known[expr] = self._find(expr)
+        return self._known[expr]
+
+    def _find(self, expr: Expr) -> Index | None:
+        if isinstance(expr, IndexValue):
+            return expr.index if expr.index.is_affine else None
+        if expr.dtype != torch.int64:
+            return None
+        if isinstance(expr, Const):
+            return Index(int(expr.value))
+        if expr.op == "where":
+            return self._chosen(*expr.args)
+        rule = _RULES.get(expr.op)
+        args = [self.find(arg) for arg in expr.args] if rule else []
+        return None if rule is None or None in args else rule(*args)
+
+    def _chosen(self, test: Expr, yes: Expr, no: Expr) -> Index | None:
+        """The operand of `where` that a comparison with one outcome chooses."""
+        if test.op != "lt" or test.args[0].dtype != torch.int64:
+            return None
+        a, b = map(self.find, test.args)
+        if a is None or b is None:
+            return None
+        if _least(b, a, margin=1):
+            return self.find(yes)
+        return self.find(no) if _least(a, b) else None
 
 
 def _product(a: Index, b: Index) -> Index | None:
