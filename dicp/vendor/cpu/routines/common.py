@@ -18,7 +18,8 @@ from dicp.vendor.cpu.toolchain import JOINED_PRODUCTS
 
 FOLDER = Path(__file__).parent
 HEADERS = ("tile.h", "gemm.h", "exp.h", "dots.h", "axpys.h", "product.h", "attention.h",
-           "convolution.h", "depthwise.h", "im2col.h", "nhwc.h", "int8.h", "split.h")  # fmt: skip
+           "attention_gradients.h", "convolution.h", "depthwise.h", "im2col.h", "nhwc.h",
+           "int8.h", "split.h")  # fmt: skip
 
 LIBRARY_CALLS = RuleTable()
 """Rules that call the library, for where the routines are not used."""
@@ -109,7 +110,8 @@ class Group:
 
     @property
     def header(self) -> str:
-        return self.name.split("_")[0] + ".h"
+        own = f"{self.name}.h"
+        return own if own in HEADERS else self.name.split("_")[0] + ".h"
 
     @property
     def flags(self) -> tuple[str, ...]:
@@ -118,7 +120,7 @@ class Group:
         Relative to -O3 they halve compile time, for code as fast, provided that the last iterations
         of attention's loops are peeled.
         """
-        peeled = ("-fpeel-loops",) if self.header == "attention.h" else ()
+        peeled = ("-fpeel-loops",) if self.header.startswith("attention") else ()
         return (JOINED_PRODUCTS, "-O2", "-fno-tree-vrp", "-fno-ivopts", *peeled)
 
     def bodies(self) -> dict[str, str]:
