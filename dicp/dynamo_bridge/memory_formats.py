@@ -196,6 +196,7 @@ def _contiguous(op: OpOverload, args: Operands) -> Operands | None:
 STRIDE_SOURCES: dict[OpOverload, int] = {
     aten.binary_cross_entropy.default: 0,
     aten.binary_cross_entropy_backward.default: 1,
+    aten.huber_loss.default: 0,
 }
 """Losses and gradients that eager writes into a tensor with an argument's strides, and which."""
 

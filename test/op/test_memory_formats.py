@@ -287,6 +287,16 @@ def test_strides_of_gradients_in_another_format(name: str, backend_name: str) ->
         assert not check_tensor(*grads, None, Rule(floor=2))
 
 
+@pytest.mark.parametrize("name", ["binary_cross_entropy", "huber_loss", "mse_loss"])
+def test_strides_of_losses_of_an_expanded_input(name: str, backend_name: str) -> None:
+    def loss(x: Tensor, y: Tensor) -> Tensor:
+        return getattr(F, name)(x.expand_as(y), y, reduction="none")
+
+    x, y = torch.rand(4), torch.rand(4, 3).t()
+    run = torch.compile(loss, backend=backend_name)
+    assert not check_tensor(run(x, y), loss(x, y), None, Rule(floor=2))
+
+
 CROPPED = {
     "one_side": lambda x: F.pad(x, (0, 0, 0, x.shape[2] - 11)),
     "all_sides": lambda x: F.pad(x, (-1, -1, x.shape[0] - 6, x.shape[2] - 9)),
