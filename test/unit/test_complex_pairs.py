@@ -285,6 +285,20 @@ def test_inputs_marked_as_negatives() -> None:
     torch.testing.assert_close(torch.compile(fn, backend=Backend("cpu", cache=False))(z), fn(z))
 
 
+def test_results_marked_as_conjugates() -> None:
+    """The bit of a computed result is eager's: `view_as_real` takes no marked tensor."""
+
+    def fn(z: Tensor) -> tuple[Tensor, ...]:
+        return (z * 2).conj(), (z * 3).mH, (z + 1).conj() * z, torch.fft.ifft(z.real)
+
+    z = torch.view_as_complex(pairs(3, 4))
+    torch._dynamo.reset()
+    compiled = torch.compile(fn, backend=Backend("cpu", cache=False))
+    for mine, theirs in zip(compiled(z), fn(z), strict=True):
+        assert (mine.is_conj(), mine.stride()) == (theirs.is_conj(), theirs.stride())
+        torch.testing.assert_close(mine, theirs)
+
+
 UNARY: dict[str, Callable[[Tensor], Tensor]] = {
     "conj": Tensor.conj, "neg": Tensor.neg, "adjoint": Tensor.adjoint,
     "exp": lambda z: (z / (z.abs() + 1)).exp(), "abs": lambda z: z * z.conj() / (z.abs() + 1),

@@ -80,6 +80,10 @@ class Emitter:
         parts = [self.emit(aten.unsqueeze.default, part, -1) for part in (real, imaginary)]
         return self.emit(aten.cat.default, parts, -1)
 
+    def conjugate(self, pair: fx.Node) -> fx.Node:
+        real, imaginary = self.parts_of_pair(pair)
+        return self.joined(real, self.emit(aten.neg.default, imaginary))
+
 
 # ---- rules ---------------------------------------------------------------------------------------
 
@@ -106,8 +110,7 @@ def polar(g: Emitter, node: fx.Node, length: fx.Node, angle: fx.Node) -> fx.Node
 def conjugate(g: Emitter, node: fx.Node, x: fx.Node | complex) -> fx.Node:
     if not isinstance(x, fx.Node):
         return number(g, node, complex(x).conjugate())
-    real, imaginary = g.parts(x)
-    return g.joined(real, g.emit(aten.neg.default, imaginary))
+    return g.conjugate(g.pair(x))
 
 
 @rule(aten.mul.Tensor, aten.mul.Scalar)
@@ -411,8 +414,12 @@ def _restore_complex(user: fx.Node, g: Emitter, context: PassContext, chosen: se
             pairs, laid_out = g.pairs[node], torch.view_as_real(value_of(node).resolve_conj())
             if stride_order(laid_out)[-1] == laid_out.dim() - 1:  # copied while they are pairs
                 pairs = _laid_out(context, laid_out, pairs, user)
+            marked = user.op == "output" and value_of(node).is_conj()
+            pairs = g.conjugate(pairs) if marked else pairs
             whole = g.emit(aten.view_as_complex.default, pairs)
-            user.replace_input_with(node, _laid_out(context, value_of(node), whole, user))
+            whole = _laid_out(context, value_of(node), whole, user)
+            whole = g.emit(aten._conj.default, whole) if marked else whole
+            user.replace_input_with(node, whole)
 
 
 def _laid_out(context: PassContext, value: torch.Tensor, new: fx.Node, before: fx.Node) -> fx.Node:
