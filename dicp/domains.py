@@ -8,6 +8,7 @@ Dtypes that eager lacks on some devices alone are compiled.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import reduce
 from typing import Any, Final
 
 import torch
@@ -60,23 +61,23 @@ def _filled(dtype: torch.dtype | None, number: Any) -> Sequence[Any]:
     return () if dtype is None else _fits(number, dtype)
 
 
-def _joint(x: Any, *numbers: Any) -> torch.dtype:
-    """The dtype of an operation on a tensor and numbers."""
-    if x.dtype.is_floating_point or x.dtype.is_complex:
-        return x.dtype
+def _joint(dtype: torch.dtype, *numbers: Any) -> torch.dtype:
+    """The dtype of an operation on a tensor of `dtype` and numbers; bool for numbers alone."""
+    if dtype.is_floating_point or dtype.is_complex:
+        return dtype
     given = [n for n in numbers if n is not None]
-    if any(isinstance(n, float) for n in given):
+    if any(isinstance(n, (float, torch.SymFloat)) for n in given):
         return torch.get_default_dtype()
     whole = any(not isinstance(n, bool) for n in given)
-    return torch.int64 if x.dtype == torch.bool and whole else x.dtype
+    return torch.int64 if dtype == torch.bool and whole else dtype
 
 
 def _bounds(x: Any, *bounds: Any) -> Sequence[Any]:
-    return _all_fit(_joint(x, *bounds), *bounds)
+    return _all_fit(_joint(x.dtype, *bounds), *bounds)
 
 
 def _power(x: Any, exponent: Any) -> Sequence[Any]:
-    dtype = _joint(x, exponent)
+    dtype = _joint(x.dtype, exponent)
     if dtype in (torch.float32, torch.float64) or dtype.is_complex:
         return ()
     return *_fits(exponent, dtype), dtype.is_floating_point or exponent >= 0
@@ -89,10 +90,9 @@ def _spaced(start: Any, end: Any, dtype: torch.dtype | None) -> Sequence[Any]:
 
 
 def _weighted(x: Any, y: Any, *, alpha: Any = 1) -> Sequence[Any]:
-    tensors = [operand for operand in (x, y) if hasattr(operand, "dtype")]
+    dtypes = [operand.dtype for operand in (x, y) if hasattr(operand, "dtype")]
     numbers = [operand for operand in (x, y) if not hasattr(operand, "dtype")]
-    dtypes = (tensor.dtype for tensor in tensors)
-    dtype = _joint(*tensors, *numbers) if numbers else torch.promote_types(*dtypes)
+    dtype = _joint(reduce(torch.promote_types, dtypes, torch.bool), *numbers)
     return *_fits(alpha, dtype), not isinstance(alpha, bool) or dtype == torch.bool
 
 

@@ -358,6 +358,15 @@ def test_sums_of_truth_values_are_truth_values(backend_name: str) -> None:
         assert got.dtype == torch.bool and torch.equal(got, wanted)
 
 
+@pytest.mark.parametrize("fn", [torch.add, torch.sub], ids=["add", "sub"])
+def test_sums_of_two_symbolic_numbers(fn: Any, backend_name: str) -> None:
+    """PyTorch's functions take a number in a tensor's place."""
+    for pair in ((3, 7), (-8.5, 1.75), (3, -1.75), (2.5, 3)):
+        torch._dynamo.reset()
+        run = torch.compile(lambda x, y: fn(x, y), backend=backend_name, dynamic=True)
+        assert not check_tensor(run(*pair), fn(*pair), None, Rule())
+
+
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int32, torch.int64])
 def test_shifts_by_any_number(dtype: torch.dtype, backend_name: str) -> None:
     x = torch.tensor([0, 1, 127, 85]).to(dtype)
