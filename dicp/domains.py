@@ -93,7 +93,9 @@ def _weighted(x: Any, y: Any, *, alpha: Any = 1) -> Sequence[Any]:
     dtypes = [operand.dtype for operand in (x, y) if hasattr(operand, "dtype")]
     numbers = [operand for operand in (x, y) if not hasattr(operand, "dtype")]
     dtype = _joint(reduce(torch.promote_types, dtypes, torch.bool), *numbers)
-    return *_fits(alpha, dtype), not isinstance(alpha, bool) or dtype == torch.bool
+    real = dtype.is_floating_point or dtype.is_complex
+    takes: dict[type, bool] = {bool: dtype == torch.bool, float: real}
+    return *_fits(alpha, dtype), takes.get(_kind(alpha), True)
 
 
 def _subtracted(x: Any, y: Any, *, alpha: Any = 1) -> Sequence[Any]:
@@ -137,10 +139,11 @@ _KINDS: Final = (bool, int, float, complex)
 
 
 def _kind(operand: Any) -> type:
-    """The kind of a tensor's dtype, or of a number's; that of a symbolic number may be unknown."""
+    """The kind of a tensor's dtype, or of a number's."""
     dtype = getattr(operand, "dtype", None)
     if dtype is None:
-        return type(operand) if type(operand) in _KINDS else int
+        kind = float if isinstance(operand, torch.SymFloat) else type(operand)
+        return kind if kind in _KINDS else int
     if dtype.is_complex or dtype.is_floating_point:
         return complex if dtype.is_complex else float
     return bool if dtype == torch.bool else int

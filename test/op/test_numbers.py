@@ -276,6 +276,19 @@ def test_numbers_are_refused_as_by_eager(name: str, backend: BackendUnderTest) -
             torch.testing.assert_close(compiled(x), wanted)
 
 
+@pytest.mark.parametrize("name", ["weighted sum", "weighted difference"])
+def test_symbolic_weights_are_refused_as_by_eager(name: str, backend: BackendUnderTest) -> None:
+    """A sum of integers takes no floating-point number as its weight, not even a whole one."""
+    x = torch.tensor([1, 2, 3])
+    backend.start_over()
+    compiled = torch.compile(REFUSED[name], backend=backend, dynamic=True)
+    for number in (2.5, 7.0):
+        with pytest.raises(RuntimeError, match="alpha must not be a floating point number"):
+            compiled(x, number)
+        torch.testing.assert_close(compiled(x * 0.5, number), REFUSED[name](x * 0.5, number))
+    torch.testing.assert_close(compiled(x, 3), REFUSED[name](x, 3))
+
+
 FAR = [0.0, -0.0, 1.0, -2.5, 5e-324, -2.3e-308, 1e-40, 1.7e308, torch.inf, -torch.inf, torch.nan]
 
 
