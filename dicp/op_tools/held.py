@@ -41,7 +41,7 @@ class HeldInputs:
         self.bytes = 0
         self._uses: Counter[int] = Counter()
         """How many calls hold a storage, by its address."""
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # inputs may be collected while the same thread holds it
         self._folder: Path | None = None
         self._files = 0
 
@@ -64,11 +64,15 @@ class HeldInputs:
         held = Held(arguments, tensors, [version_of(t) for t in tensors], changed)
         with self._lock:
             fresh = sum(size for key, size in sizes.items() if not self._uses[key])
-            if self.bytes + fresh > self.most and all(map(_can_be_saved, tensors)):
-                held.move_to(self._next_file())
-                return held
-            self._uses.update(sizes.keys())
-            self.bytes += fresh
+            moves = self.bytes + fresh > self.most and all(map(_can_be_saved, tensors))
+            if moves:
+                path = self._next_file()
+            else:
+                self._uses.update(sizes.keys())
+                self.bytes += fresh
+        if moves:
+            held.move_to(path)
+            return held
         weakref.finalize(held, self._release, sizes)
         return held
 

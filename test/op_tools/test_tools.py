@@ -5,8 +5,9 @@ from __future__ import annotations
 import csv
 import gc
 import re
+import tempfile
+import threading
 from pathlib import Path
-from tempfile import gettempdir
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from dicp import op_tools
 from dicp.errors import OverflowFoundError, ToolVariableError
 from dicp.op_tools import storage
 from dicp.op_tools.autocompare import Record
+from dicp.op_tools.held import Held, HeldInputs
 from dicp.op_tools.records import CallId, Place
 from dicp.op_tools.verdict import Comparison, compare, tolerance
 
@@ -258,7 +260,9 @@ def test_inputs_that_wait_for_backward_are_bounded_in_memory() -> None:
         return [c.max_abs for record in tool.results for c in record.comparisons]
 
     def folders() -> int:
-        return sum(len(list(f.iterdir())) for f in Path(gettempdir()).glob("dicp-inputs-*"))
+        return sum(
+            len(list(f.iterdir())) for f in Path(tempfile.gettempdir()).glob("dicp-inputs-*")
+        )
 
     waiting: list[tuple[int, int]] = []
     before = folders()
@@ -270,6 +274,25 @@ def test_inputs_that_wait_for_backward_are_bounded_in_memory() -> None:
     del tool
     gc.collect()
     assert folders() == before, "nothing stays on disk"
+
+
+def test_inputs_are_collected_while_others_are_held(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A collection may run in any allocation, also while the same thread changes the counts."""
+    held = HeldInputs(100)
+
+    def hold(size: int) -> Held:
+        x = torch.ones(size)
+        return held.hold((x,), {}, [x._version])
+
+    unreachable = hold(10)
+    unreachable.itself = unreachable  # type: ignore[attr-defined]
+    del unreachable
+    make = tempfile.mkdtemp
+    monkeypatch.setattr(tempfile, "mkdtemp", lambda **options: (gc.collect(), make(**options))[1])
+    thread = threading.Thread(target=hold, args=(1000,), daemon=True)
+    thread.start()
+    thread.join(20)
+    assert not thread.is_alive() and held.bytes == 0
 
 
 def test_random_operators_and_those_without_a_cpu_form(capsys: pytest.CaptureFixture[str]) -> None:
