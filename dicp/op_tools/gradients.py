@@ -46,7 +46,8 @@ class Gradients:
         with self.lock:
             first, self.begun = not self.begun, True
             self.waiting -= 1
-        if self.waiting == 0:
+            last = self.waiting == 0
+        if last:
             self._finish(done)
         elif first:
             at_end_of_backward(lambda: self._finish(done))

@@ -7,7 +7,9 @@ import gc
 import re
 import tempfile
 import threading
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,7 +17,7 @@ import torch.nn.functional as F
 
 from dicp import op_tools
 from dicp.errors import OverflowFoundError, ToolVariableError
-from dicp.op_tools import storage
+from dicp.op_tools import gradients, storage
 from dicp.op_tools.autocompare import Record
 from dicp.op_tools.held import Held, HeldInputs
 from dicp.op_tools.records import CallId, Place
@@ -293,6 +295,44 @@ def test_inputs_are_collected_while_others_are_held(monkeypatch: pytest.MonkeyPa
     thread.start()
     thread.join(20)
     assert not thread.is_alive() and held.bytes == 0
+
+
+class SwitchingLock:
+    """Runs another thread after its first release."""
+
+    def __init__(self, other: Callable[[], Any]) -> None:
+        self.lock, self.others = threading.Lock(), [other]
+
+    def __enter__(self) -> None:
+        self.lock.acquire()
+
+    def __exit__(self, *_: Any) -> None:
+        self.lock.release()
+        if self.others:
+            self.others.pop()()
+
+
+def test_gradients_stay_while_they_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two threads of autograd reach the last two nodes of a call."""
+    monkeypatch.setattr(gradients, "at_end_of_backward", lambda finish: None)
+    reads, returned, read = threading.Event(), threading.Event(), []
+
+    def done(found: gradients.Gradients) -> None:
+        reads.set()
+        returned.wait(20)
+        read.extend(found.outputs)
+
+    def reach_the_last() -> None:
+        thread.start()
+        reads.wait(20)
+
+    lock: Any = SwitchingLock(reach_the_last)
+    found = gradients.Gradients([torch.ones(2)], [], (0,), waiting=2, lock=lock)
+    thread = threading.Thread(target=found.reached, args=(done,))
+    found.reached(done)
+    returned.set()
+    thread.join()
+    assert read[0] is not None and found.outputs == [None]
 
 
 def test_random_operators_and_those_without_a_cpu_form(capsys: pytest.CaptureFixture[str]) -> None:
