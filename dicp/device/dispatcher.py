@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from threading import local
+from threading import Lock, local
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -108,6 +108,7 @@ class Dispatcher:
         self._said: set[str] = set()
         self._functional: dict[OpOverload, Functional | None] = {}
         self._here = local()
+        self._lock, self._forcing = Lock(), 0  # blocks of `forcing`, in all threads
         self.forced_changed: Callable[[Patterns], None] = lambda patterns: None
         self.operator_library: FunctionLibrary | None = None
 
@@ -141,21 +142,24 @@ class Dispatcher:
         """Drop the observers, as the interpreter ends."""
         self.observers.clear()
 
-    def update_watching(self) -> None:
-        """Whether every call has to come through Python."""
-        self.native.set_watching(bool(self.observers) or self.settings.synchronous)
+    def update_watching(self, forcing: int = 0) -> None:
+        """Whether every call has to come through Python. `forcing`: blocks that begin, or end."""
+        with self._lock:
+            self._forcing += forcing
+            watches = self.observers or self._forcing or self.settings.synchronous
+            self.native.set_watching(bool(watches))
 
     @contextmanager
     def forcing(self) -> Iterator[None]:
         """Operators inside run on the CPU: the parts of a forced composite operator."""
         before = getattr(self._here, "forcing", False)
         self._here.forcing = True
-        self.native.set_watching(True)  # so that no part takes a faster path
+        self.update_watching(1)  # so that no part takes a faster path
         try:
             yield
         finally:
             self._here.forcing = before
-            self.update_watching()
+            self.update_watching(-1)
 
     def set_fallback_ops(self, patterns: Sequence[str]) -> None:
         """Run the operators that match on the CPU, and no others."""
