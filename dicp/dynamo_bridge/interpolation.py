@@ -129,6 +129,7 @@ def interpolate(
         )
     dims = input.shape[2:]
     factors: Sequence[Any] = [None] * len(dims)
+    given: Sequence[Any] = factors
     if size is not None:
         sizes = list(size) if isinstance(size, (tuple, list)) else [size] * len(dims)
     else:
@@ -136,12 +137,42 @@ def interpolate(
         given = list(scale_factor) if several else [scale_factor] * len(dims)
         sizes = [_scaled(n, factor) for n, factor in zip(dims, given, strict=True)]
         factors = factors if recompute_scale_factor else given
+    _check_sizes(input, sizes, given)
     corners = () if mode.startswith("nearest") else (bool(align_corners),)
     if not floating:
         with torch_private.below_autograd():
             return getattr(aten, name).default(input, sizes, *corners, *factors)  # type: ignore
     run: Any = _Interpolation.apply if whole_gradient else _Interpolation.forward
     return run(input, name, sizes, *corners, *factors)  # type: ignore[no-any-return]
+
+
+def _check_sizes(input: Tensor, sizes: Sequence[Any], factors: Sequence[Any]) -> None:
+    """Raises eager's errors of empty images, which PyTorch's decompositions lack. Sizes that grow
+    by a known factor are not checked: their guards would be slow."""
+
+    def message() -> str:
+        axes = "DHW"[-len(sizes) :]
+        sides = (input.shape[2:], sizes)
+        before, after = (
+            ", ".join(f"{axis}: {size}" for axis, size in zip(axes, side, strict=True))
+            for side in sides
+        )
+        return (
+            "Input and output sizes should be greater than 0, but got input "
+            f"({before}) output ({after})"
+        )
+
+    torch._check(
+        input.shape[1] > 0,
+        lambda: (
+            f"Non-empty {input.dim()}D data tensor expected but got a tensor with sizes "
+            f"{list(input.shape)}"
+        ),
+    )
+    for before, after, factor in zip(input.shape[2:], sizes, factors, strict=True):
+        torch._check(before > 0, message)
+        if not isinstance(factor, (int, float)) or factor < 1:
+            torch._check(after > 0, message)
 
 
 def _scaled(size: Any, factor: Any) -> Any:

@@ -11,7 +11,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from dicp.compare import Rule, assert_matches
 from dicp.dynamo_bridge.interpolation import interpolate
-from dicp.testing import T, op
+from dicp.testing import BackendUnderTest, T, op
 
 X = (2, 3, 5, 7)
 F32_F64 = (torch.float32, torch.float64)
@@ -248,3 +248,47 @@ def test_whole_factors_scale_symbolic_sizes_in_integers(factor: Any) -> None:
     *_, output = traced(torch.randn(X)).graph.nodes
     sizes = [n.node.expr for n in output.args[0].meta["val"].shape[2:]]
     assert all(len(n.args) == 2 and n.args[0].is_Integer for n in sizes if n.args), sizes
+
+
+EMPTY: dict[str, tuple[tuple[int, ...], dict[str, Any]]] = {
+    "of size 0": ((1, 2, 4, 4), {"size": (0, 4)}),
+    "shrunk to nothing": ((1, 2, 4, 4), {"scale_factor": 0.1}),
+    "without channels": ((1, 0, 4, 4), {"scale_factor": 2}),
+    "without rows": ((1, 2, 0, 4), {"scale_factor": 2}),
+}
+
+
+@pytest.mark.parametrize("mode", ["nearest", "bilinear", "bicubic"])
+@pytest.mark.parametrize("name", EMPTY)
+def test_empty_images_are_refused_as_by_eager(
+    name: str, mode: str, backend: BackendUnderTest
+) -> None:
+    shape, given = EMPTY[name]
+
+    def resized(x: torch.Tensor) -> torch.Tensor:
+        return F.interpolate(x, mode=mode, **given)
+
+    for train in (False, True):
+        x = torch.randn(shape, requires_grad=train)
+        with pytest.raises(RuntimeError):
+            resized(x)
+        backend.start_over()
+        with pytest.raises(RuntimeError):
+            torch.compile(resized, backend=backend)(x)
+
+
+def test_symbolic_sizes_are_refused_where_they_are_empty(backend_name: str) -> None:
+    """All others share a graph; batches may be empty."""
+
+    def resized(x: torch.Tensor) -> torch.Tensor:
+        return F.interpolate(x, scale_factor=0.1, mode="bilinear")
+
+    compiled = torch.compile(resized, backend=backend_name, dynamic=True)
+    counted = torch._dynamo.utils.counters["stats"]
+    for length, graphs in ((20, 1), (30, 0), (47, 0)):
+        x, before = torch.randn(3, 2, length, length + 10), counted["unique_graphs"]
+        torch.testing.assert_close(compiled(x), resized(x))
+        assert counted["unique_graphs"] == before + graphs
+    with pytest.raises(RuntimeError, match="greater than 0"):
+        compiled(torch.randn(3, 2, 8, 20))
+    assert compiled(torch.randn(0, 2, 20, 20)).shape == (0, 2, 2, 2)
