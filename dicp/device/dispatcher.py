@@ -372,8 +372,10 @@ class Dispatcher:
                 if result is not NotImplemented:
                     self.counts.add(name, "decomposed", reason)
                     return result
-            except (NotImplementedError, TypeError):
+            except NotImplementedError:
                 pass
+            except TypeError as error:  # it lacks an argument of this call, or is wrong
+                reason = f"{reason}; its decomposition raised {error!r}"
             finally:
                 running.discard(name)
         self.counts.add(name, "cpu", reason)
