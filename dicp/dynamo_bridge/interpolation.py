@@ -116,6 +116,18 @@ def interpolate(
 ) -> Tensor:
     """torch.nn.functional.interpolate, whose gradient is one operator where there is one, if it is
     not to be that of the decomposition (`whole_gradient`)."""
+    dims = input.shape[2:]
+    factors: Sequence[Any] = [None] * len(dims)
+    given: Sequence[Any] = factors
+    if size is not None:
+        sizes = list(size) if isinstance(size, (tuple, list)) else [size] * len(dims)
+    else:
+        several = isinstance(scale_factor, (tuple, list))
+        given = list(scale_factor) if several else [scale_factor] * len(dims)
+        sizes = [_scaled(n, factor) for n, factor in zip(dims, given, strict=True)]
+        factors = factors if recompute_scale_factor else given
+    if mode != "area":
+        _check_sizes(input, sizes, given)
     floating = input.is_floating_point()
     name = (_MODES if floating else _OF_OTHERS).get((mode, input.dim()))
     on_host = input.device.type == HOST
@@ -127,17 +139,6 @@ def interpolate(
         return F.interpolate(
             input, size, scale_factor, mode, align_corners, recompute_scale_factor, antialias
         )
-    dims = input.shape[2:]
-    factors: Sequence[Any] = [None] * len(dims)
-    given: Sequence[Any] = factors
-    if size is not None:
-        sizes = list(size) if isinstance(size, (tuple, list)) else [size] * len(dims)
-    else:
-        several = isinstance(scale_factor, (tuple, list))
-        given = list(scale_factor) if several else [scale_factor] * len(dims)
-        sizes = [_scaled(n, factor) for n, factor in zip(dims, given, strict=True)]
-        factors = factors if recompute_scale_factor else given
-    _check_sizes(input, sizes, given)
     corners = () if mode.startswith("nearest") else (bool(align_corners),)
     if not floating:
         with torch_private.below_autograd():

@@ -251,19 +251,22 @@ def test_whole_factors_scale_symbolic_sizes_in_integers(factor: Any) -> None:
 
 
 EMPTY: dict[str, tuple[tuple[int, ...], dict[str, Any]]] = {
-    "of size 0": ((1, 2, 4, 4), {"size": (0, 4)}),
+    "of size 0": ((1, 2, 4, 4), {"size": (4, 0)}),
     "shrunk to nothing": ((1, 2, 4, 4), {"scale_factor": 0.1}),
     "without channels": ((1, 0, 4, 4), {"scale_factor": 2}),
     "without rows": ((1, 2, 0, 4), {"scale_factor": 2}),
+    "a volume shrunk to nothing": ((1, 2, 4, 4, 4), {"scale_factor": 0.1}),
 }
 
 
-@pytest.mark.parametrize("mode", ["nearest", "bilinear", "bicubic"])
+@pytest.mark.parametrize("mode", ["nearest", "linear", "bicubic"])
 @pytest.mark.parametrize("name", EMPTY)
 def test_empty_images_are_refused_as_by_eager(
     name: str, mode: str, backend: BackendUnderTest
 ) -> None:
     shape, given = EMPTY[name]
+    if mode == "linear":
+        mode = "bilinear" if len(shape) == 4 else "trilinear"
 
     def resized(x: torch.Tensor) -> torch.Tensor:
         return F.interpolate(x, mode=mode, **given)
@@ -292,3 +295,12 @@ def test_symbolic_sizes_are_refused_where_they_are_empty(backend_name: str) -> N
     with pytest.raises(RuntimeError, match="greater than 0"):
         compiled(torch.randn(3, 2, 8, 20))
     assert compiled(torch.randn(0, 2, 20, 20)).shape == (0, 2, 2, 2)
+
+
+def test_gradients_of_empty_images_are_refused_as_by_eager(backend: BackendUnderTest) -> None:
+    def gradient(grad: torch.Tensor) -> Any:
+        return aten.upsample_bilinear2d_backward(grad, [0, 4], [1, 2, 4, 4], False)
+
+    for fn in (gradient, torch.compile(gradient, backend=backend)):
+        with pytest.raises(RuntimeError, match="Input and output sizes should be greater than 0"):
+            fn(torch.randn(1, 2, 0, 4))

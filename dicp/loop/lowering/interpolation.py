@@ -90,7 +90,8 @@ def _backward(op: Any, taps: Taps) -> Callable[..., Any]:
         align_corners: bool, *factors: Any,
     ) -> Any:  # fmt: skip
         sizes = (*output_size, *input_size[2:], *factors)
-        if not all(isinstance(each, (int, float, type(None))) for each in sizes):
+        known = all(isinstance(each, (int, float, type(None))) for each in sizes)
+        if not known or 0 in sizes:  # eager refuses empty images
             return library(lw, g, output_size, input_size, align_corners, *factors)
         value = lw.cast(g, opmath_dtype(g.dtype))
         if taps is cubic_taps and list(output_size) == list(input_size[2:]):
