@@ -125,11 +125,24 @@ def _apart(sizes: Sequence[Any], strides: Sequence[Any]) -> Sequence[Any]:
     return relations
 
 
-def _drawn(x: Any, low: Any, high: Any, *, dtype: Any = None, **_: Any) -> Sequence[Any]:
-    """Relations of the ends of integers drawn like a tensor."""
-    dtype = dtype or x.dtype
-    inside = (low >= 0, high <= 2) if dtype == torch.bool else _all_fit(dtype, low, high - 1)
-    return low < high, *inside
+def _drawn(low: Any, high: Any, dtype: torch.dtype | None) -> Sequence[Any]:
+    """Relations of the ends of integers drawn in a dtype (int64 where none is specified)."""
+    dtype = dtype or torch.int64
+    if dtype.is_complex:
+        return (False,)
+    if dtype == torch.bool:
+        return low < high, low >= 0, high <= 2
+    info = torch.finfo(dtype) if dtype.is_floating_point else torch.iinfo(dtype)
+    word = torch.iinfo(torch.int64)  # what a symbolic integer holds
+    above = (low >= int(info.min),) if info.min > word.min else ()
+    return low < high, *above, *((high - 1 <= int(info.max),) if info.max < word.max else ())
+
+
+def _uniform(x: Any, low: Any = 0.0, high: Any = 1.0, **_: Any) -> Sequence[Any]:
+    if not _floats(x)[0]:
+        return (False,)
+    most = torch.finfo(x.dtype).max
+    return low <= high, low >= -most, high <= most, high - low <= most
 
 
 # ---- kinds of dtypes -----------------------------------------------------------------------------
@@ -166,6 +179,37 @@ _reals, _reals_together = (_of(float, operands=n) for n in (1, 2))
 _ordered, _ordered_together = (_of(bool, int, float, operands=n) for n in (1, 2))
 
 
+_INDICES: Final = (torch.int32, torch.int64)
+_MASKS: Final = (torch.bool, torch.uint8)
+
+
+def _alike(*tensors: Any) -> Sequence[Any]:
+    """Relation: the tensors have one dtype; None is an operand that is not given."""
+    return (len({tensor.dtype for tensor in tensors if tensor is not None}) == 1,)
+
+
+def _put_at(x: Any, indices: Any, values: Any, accumulate: bool = False) -> Sequence[Any]:
+    """Relations of `index_put`; eager fills one mask with one value of any dtype."""
+    dtypes = [index.dtype for index in indices if index is not None]
+    masked = len(dtypes) == 1 and dtypes[0] in _MASKS and not accumulate
+    if masked and x.dtype != values.dtype:
+        return [size == 1 for size in values.shape]
+    return *_alike(x, values), all(dtype in (*_INDICES, *_MASKS) for dtype in dtypes)
+
+
+def _add_at(x: Any, dim: Any, index: Any, source: Any, *_: Any, **__: Any) -> Sequence[Any]:
+    return *_alike(x, source), index.dtype in _INDICES
+
+
+def _picked(labels: Sequence[torch.dtype]) -> Relations:
+    """Relations of a negative log likelihood, whose target is of one of these dtypes."""
+    return lambda x, target, weight=None, *_: (
+        target.dtype in labels,
+        *_alike(x, weight),
+        *_reals(x),
+    )
+
+
 def _wide(x: Any, *_: Any, **__: Any) -> Sequence[Any]:
     """Relation: float16 and bfloat16 are not computed."""
     return (x.dtype not in REDUCED_FLOATS,)
@@ -184,7 +228,10 @@ _CONVERTED: Final[dict[Any, Relations]] = {
     aten.scalar_tensor.default: lambda number, dtype=None, **_: _filled(dtype, number),
     aten.linspace.default: lambda start, end, steps, dtype=None, **_: _spaced(start, end, dtype),
     aten.masked_fill.Scalar: lambda x, mask, number: _fits(number, x.dtype),
-    aten.index_fill.int_Scalar: lambda x, dim, index, number: _fits(number, x.dtype),
+    aten.index_fill.int_Scalar: lambda x, dim, index, number: (
+        *_fits(number, x.dtype),
+        index.dtype == torch.int64,
+    ),
     aten.scatter.value: lambda x, dim, index, number: _fits(number, x.dtype),
     aten.scatter.value_reduce: lambda x, dim, index, number, **_: _fits(number, x.dtype),
     aten.constant_pad_nd.default: lambda x, pad, number=0: _fits(number, x.dtype),
@@ -232,11 +279,11 @@ _COMPUTED: Final[Sequence[tuple[Relations, Sequence[Any]]]] = (
         aten._native_batch_norm_legit, aten._native_batch_norm_legit.no_stats,
         aten._native_batch_norm_legit_functional, aten._native_batch_norm_legit_no_training,
         aten._softmax_backward_data, aten.native_batch_norm,
-        aten.adaptive_max_pool2d, aten.adaptive_max_pool3d, aten.binary_cross_entropy, aten.frac,
-        aten.gelu, aten.glu, aten.hardsigmoid, aten.hardswish, aten.log_sigmoid_forward,
+        aten.adaptive_max_pool2d, aten.adaptive_max_pool3d, aten.frac, aten.gelu, aten.glu,
+        aten.hardsigmoid, aten.hardswish, aten.log_sigmoid_forward,
         aten.max_pool2d_with_indices_backward, aten.max_pool3d_with_indices_backward,
         aten.max_unpool2d, aten.max_unpool3d, aten.mish, aten.multi_margin_loss,
-        aten.multilabel_margin_loss_forward, aten.nll_loss_forward, aten.round.decimals,
+        aten.multilabel_margin_loss_forward, aten.round.decimals,
     )),
     (_reals_together, (
         aten._prelu_kernel, aten.huber_loss, aten.hypot, aten.igamma, aten.igammac,
@@ -249,12 +296,12 @@ _COMPUTED: Final[Sequence[tuple[Relations, Sequence[Any]]]] = (
     (_floats_together, (aten.logaddexp,)),
     (_ordered, (aten.nansum,)),
     (_ordered_together, (
-        aten.heaviside, aten.special_xlog1py.default, aten.special_xlog1py.other_scalar,
+        aten.special_xlog1py.default, aten.special_xlog1py.other_scalar,
         aten.special_xlog1py.self_scalar, aten.xlogy.Scalar_Other, aten.xlogy.Scalar_Self,
         aten.xlogy.Tensor,
     )),
     (_numbers, (
-        aten.abs, aten.argmax, aten.argmin, aten.ceil, aten.floor, aten.linalg_cross,
+        aten.abs, aten.argmax, aten.argmin, aten.ceil, aten.floor,
         aten.max_pool2d_with_indices, aten.max_pool3d_with_indices, aten.mvlgamma,
         aten.reflection_pad1d, aten.relu, aten.round, aten.trace, aten.trunc,
     )),
@@ -299,20 +346,49 @@ DOMAINS: Final[dict[Any, Relations]] = {
     aten.select_scatter.default: lambda x, part, dim, index: _has_dimension(x, dim),
     aten.slice_scatter.default: lambda x, part, dim=0, *_: _has_dimension(x, dim),
     aten.diagonal_scatter.default: lambda x, part, offset=0, *dims: _has_dimensions(x, dims),
-    aten.index_reduce.default: lambda x, dim, *_, **__: _has_dimension(x, dim),
+    aten.index_put.default: _put_at,
+    aten._unsafe_index_put.default: _put_at,
+    aten.index_add.default: _add_at,
+    aten.index_reduce.default: lambda x, dim, index, source, *_, **__: (
+        *_has_dimension(x, dim),
+        *_add_at(x, dim, index, source),
+    ),
+    aten.index_copy.default: lambda x, dim, index, source: (
+        *_alike(x, source),
+        index.dtype == torch.int64,
+    ),
+    aten.put.default: lambda x, index, source, *_: (
+        *_alike(x, source),
+        index.dtype == torch.int64,
+    ),
+    aten.index_fill.int_Tensor: lambda x, dim, index, value: (index.dtype == torch.int64,),
+    aten.index_select.default: lambda x, dim, index: (index.dtype in _INDICES,),
+    aten.nll_loss_forward.default: _picked((torch.uint8, torch.int64)),
+    aten.nll_loss2d_forward.default: _picked((torch.int64,)),
+    aten.binary_cross_entropy.default: lambda x, y, *_, **__: (*_alike(x, y), *_reals(x)),
+    aten.binary_cross_entropy_backward.default: lambda grad, x, y, *_, **__: (
+        *_alike(grad, x, y),
+        *_reals(x),
+    ),
+    aten.heaviside.default: lambda x, y: (*_alike(x, y), *_ordered(x)),
+    aten.linalg_cross.default: lambda x, y, **_: (*_alike(x, y), *_numbers(x)),
     aten.sort.default: lambda x, dim=-1, descending=False: _has_dimension(x, dim),
     aten.sort.stable: lambda x, dim=-1, **_: _has_dimension(x, dim),
     aten.empty_strided.default: lambda sizes, strides, **_: _apart(sizes, strides),
     aten.new_empty_strided.default: lambda x, sizes, strides, **_: _apart(sizes, strides),
-    aten.uniform.default: lambda x, low=0.0, high=1.0, **_: (low <= high, *_floats(x)),
+    aten.uniform.default: _uniform,
     aten.exponential.default: lambda x, rate=1.0, **_: (rate > 0,),
     aten.geometric.default: lambda x, p, **_: (p > 0, p < 1),
     aten.cauchy.default: lambda x, median=0.0, sigma=1.0, **_: (sigma > 0,),
     aten.log_normal.default: lambda x, mean=1.0, std=2.0, **_: (std > 0,),
-    aten.randint.default: lambda high, *_, **__: (high > 0,),
-    aten.randint.low: lambda low, high, *_, **__: (low < high,),
-    aten.randint_like.default: lambda x, high, **kwargs: _drawn(x, 0, high, **kwargs),
-    aten.randint_like.low_dtype: _drawn,
+    aten.randint.default: lambda high, *_, dtype=None, **__: _drawn(0, high, dtype),
+    aten.randint.low: lambda low, high, *_, dtype=None, **__: _drawn(low, high, dtype),
+    aten.randint_like.default: lambda x, high, *, dtype=None, **_: _drawn(
+        0, high, dtype or x.dtype
+    ),
+    aten.randint_like.low_dtype: lambda x, low, high, *, dtype=None, **_: _drawn(
+        low, high, dtype or x.dtype
+    ),
     aten.clamp.Tensor: lambda x, min=None, max=None: (_promoted(x, min, max) is not bool,),
     aten.div.Tensor_mode: lambda x, y, *, rounding_mode=None: (
         rounding_mode is None or _promoted(x, y) is not bool,

@@ -206,6 +206,40 @@ KINDS: dict[str, tuple[tuple[int, ...], Callable[..., Any], tuple[torch.dtype, .
     "cross": (ROWS, lambda x: torch.linalg.cross(x, x), (torch.bool,)),
     "mvlgamma": (ROWS, lambda x: torch.mvlgamma(x, 1), (torch.bool,)),
     "randint_like": (ROWS, lambda x: torch.randint_like(x, 300), (torch.bool, torch.uint8)),
+    "randint_like below 0": (ROWS, lambda x: torch.randint_like(x, -5, 5), (torch.uint8,)),
+    "randint": (
+        ROWS, lambda x: torch.randint(10**5, (3,), dtype=x.dtype),
+        (torch.bool, torch.uint8, torch.int16, torch.float16, torch.complex64),
+    ),
+    "randint below 0": (
+        ROWS, lambda x: torch.randint(-5, 2, (3,), dtype=x.dtype), (torch.bool, torch.uint8),
+    ),
+    "uniform": (ROWS, lambda x: x.clone().uniform_(0, 1e6), (torch.float16,)),
+    "uniform of a wide range": (
+        ROWS, lambda x: x.clone().uniform_(-6e4, 6e4), (torch.float16,),
+    ),
+    "index of index_select": (
+        ROWS, lambda x: torch.eye(3).index_select(0, x[0]), (torch.float32, torch.uint8),
+    ),
+    "index of index_add": (
+        ROWS, lambda x: torch.eye(3).index_add(0, x[0], torch.eye(3)), (torch.float32,),
+    ),
+    "index of index_copy": (
+        ROWS, lambda x: torch.eye(3).index_copy(0, x[0, :1], torch.ones(1, 3)), (torch.int32,),
+    ),
+    "index of put": (
+        ROWS, lambda x: torch.eye(3).put(x[0], torch.ones(3), True), (torch.float32, torch.int32),
+    ),
+    "index of index_put": (
+        ROWS, lambda x: torch.eye(3).index_put((x[0, :1],), torch.ones(3)), (torch.int16,),
+    ),
+    "index of index_fill": (ROWS, lambda x: torch.eye(3).index_fill(0, x[0], 2.0), (torch.int32,)),
+    "target of nll_loss": (
+        ROWS, lambda x: F.nll_loss(torch.eye(2, 3), x[:, 0]), (torch.int32, torch.float32),
+    ),
+    "target of nll_loss for images": (
+        ROWS, lambda x: F.nll_loss(torch.ones(2, 3, 1, 1), x[:, :1, None]), (torch.int32,),
+    ),
 }  # fmt: skip
 """Shape, call and dtypes that eager refuses and fake tensors take."""
 
@@ -215,11 +249,59 @@ def test_kinds_of_numbers_are_refused_as_by_eager(name: str, backend: BackendUnd
     shape, call, dtypes = KINDS[name]
     for dtype in dtypes:
         x = torch.ones(shape, dtype=dtype)
-        with pytest.raises(RuntimeError) as refusal:
+        with pytest.raises((RuntimeError, IndexError)) as refusal:
             call(x)
         backend.start_over()
         with pytest.raises(type(refusal.value)):
             torch.compile(lambda x: call(x), backend=backend)(x)
+
+
+PAIRS: dict[str, Callable[..., Any]] = {
+    "index_put": lambda x, y: x.index_put((INDEX,), y[INDEX]),
+    "index_put of sums": lambda x, y: x.index_put((INDEX,), y[INDEX], accumulate=True),
+    "index_put of one number": lambda x, y: x.index_put((INDEX,), y[0, 0]),
+    "index_put of sums at a mask": lambda x, y: x.index_put((x > 0.5,), y[0, 0], accumulate=True),
+    "index_add": lambda x, y: x.index_add(0, INDEX, y[INDEX]),
+    "index_copy": lambda x, y: x.index_copy(0, INDEX, y[INDEX]),
+    "index_reduce": lambda x, y: x.index_reduce(0, INDEX, y[INDEX], "amax"),
+    "put": lambda x, y: x.put(INDEX, y[0, INDEX]),
+    "nll_loss": lambda x, y: F.nll_loss(x, torch.arange(3), weight=y[0]),
+    "nll_loss of images": lambda x, y: F.nll_loss(
+        x[..., None, None], torch.arange(3).reshape(3, 1, 1), weight=y[0]
+    ),
+    "binary_cross_entropy": F.binary_cross_entropy,
+    "gradient of binary_cross_entropy": lambda x, y: torch.ops.aten.binary_cross_entropy_backward(
+        x, x, y
+    ),
+    "heaviside": torch.heaviside,
+    "cross": torch.linalg.cross,
+}
+
+
+@pytest.mark.filterwarnings("ignore:index_reduce")
+@pytest.mark.parametrize("name", PAIRS)
+def test_pairs_of_dtypes_are_refused_as_by_eager(name: str, backend: BackendUnderTest) -> None:
+    x, call = torch.rand(3, 3), PAIRS[name]
+    for dtype in (torch.float16, torch.int64, x.dtype):
+        y = (x > 0.5).to(dtype)
+        backend.start_over()
+        compiled = torch.compile(lambda x, y: call(x, y), backend=backend)
+        if dtype == x.dtype:
+            torch.testing.assert_close(compiled(x, y), call(x, y))
+            continue
+        with pytest.raises(RuntimeError) as refusal:
+            call(x, y)
+        with pytest.raises(type(refusal.value)):
+            compiled(x, y)
+
+
+def test_a_mask_is_filled_with_a_number_of_another_dtype(backend_name: str) -> None:
+    def fn(x: torch.Tensor, n: torch.Tensor) -> torch.Tensor:
+        return x.index_put((x > 0.5,), n)
+
+    x, n = torch.rand(3, 3), torch.tensor(2.5, dtype=torch.float16)
+    compiled = torch.compile(fn, backend=backend_name, fullgraph=True)
+    torch.testing.assert_close(compiled(x, n), fn(x, n))
 
 
 def test_operands_of_two_dtypes_are_taken_as_by_eager(backend: BackendUnderTest) -> None:
