@@ -21,7 +21,7 @@ from dicp import torch_private
 from dicp.dtypes import opmath_dtype
 from dicp.dynamo_bridge.memory_formats import suggested_format
 from dicp.interpolation_taps import Tap, Taps, cubic_taps, linear_taps, taps_along
-from dicp.torch_private import HOST, give_shapes
+from dicp.torch_private import HOST, check_size, give_shapes
 
 aten = torch.ops.aten
 
@@ -163,7 +163,7 @@ def _check_sizes(input: Tensor, sizes: Sequence[Any], factors: Sequence[Any]) ->
             f"({before}) output ({after})"
         )
 
-    torch._check(
+    check_size(
         input.shape[1] > 0,
         lambda: (
             f"Non-empty {input.dim()}D data tensor expected but got a tensor with sizes "
@@ -171,9 +171,9 @@ def _check_sizes(input: Tensor, sizes: Sequence[Any], factors: Sequence[Any]) ->
         ),
     )
     for before, after, factor in zip(input.shape[2:], sizes, factors, strict=True):
-        torch._check(before > 0, message)
+        check_size(before > 0, message)
         if not isinstance(factor, (int, float)) or factor < 1:
-            torch._check(after > 0, message)
+            check_size(after > 0, message)
 
 
 def _scaled(size: Any, factor: Any) -> Any:

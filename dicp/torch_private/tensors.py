@@ -17,6 +17,8 @@ from torch.autograd import forward_ad
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
+check_size = torch._check
+"""Raises the RuntimeError of a message unless a relation holds, which is a guard if symbolic."""
 empty_strided_cpu = native_guards._empty_strided_cpu  # type: ignore[attr-defined]
 """`torch.empty_strided(size, stride, dtype)` on the CPU, bypassing the dispatcher."""
 reinterpret_tensor = native_guards._reinterpret_tensor  # type: ignore[attr-defined]
