@@ -71,8 +71,9 @@ class GraphExecutable:
         key = bound_sizes(self._sources, inputs)
         plan = self._plans.get(key)
         if plan is None:
-            plan = self._plans[key] = _Plan(self, dict(zip(self._names, key, strict=True)))
+            plan = _Plan(self, dict(zip(self._names, key, strict=True)))
             plan.check(inputs)
+            self._plans[key] = plan
             if len(self._plans) > MAX_PLANS:
                 self._plans.popitem(last=False)
         return plan.run(inputs)
