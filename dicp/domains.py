@@ -1,4 +1,5 @@
-"""Valid ranges of numbers, and dtypes of others, for operators whose eager kernels check them.
+"""Valid ranges of numbers and sizes, and dtypes of others, for operators whose eager kernels check
+them.
 
 A call is compiled where its relations in `DOMAINS` are proved; else eager runs it and raises its
 own error. Operators that check in their meta functions need no row: tracing runs these checks.
@@ -30,6 +31,13 @@ def _has_dimension(x: Any, dim: Any, *_: Any) -> Sequence[Any]:
 
 def _has_dimensions(x: Any, dims: Sequence[Any]) -> Sequence[Any]:
     return [relation for dim in dims for relation in _has_dimension(x, dim)]
+
+
+def _not_empty(x: Any, dim: Any = None, *_: Any) -> Sequence[Any]:
+    """Relations: a dimension, or all of them, has an element. A symbolic size is assumed to have
+    one."""
+    sizes = x.shape if dim is None or not x.ndim else (x.shape[dim],)
+    return [not isinstance(size, int) or size > 0 for size in sizes]
 
 
 # ---- numbers that the dtype they are converted to has to hold ------------------------------------
@@ -372,6 +380,10 @@ DOMAINS: Final[dict[Any, Relations]] = {
     ),
     aten.heaviside.default: lambda x, y: (*_alike(x, y), *_ordered(x)),
     aten.linalg_cross.default: lambda x, y, **_: (*_alike(x, y), *_numbers(x)),
+    **dict.fromkeys(
+        (aten.max.default, aten.max.dim, aten.min.default, aten.min.dim, aten.median.dim),
+        _not_empty,
+    ),
     aten.sort.default: lambda x, dim=-1, descending=False: _has_dimension(x, dim),
     aten.sort.stable: lambda x, dim=-1, **_: _has_dimension(x, dim),
     aten.empty_strided.default: lambda sizes, strides, **_: _apart(sizes, strides),

@@ -69,3 +69,19 @@ def test_a_dimension_that_tracing_takes_and_eager_refuses_is_outside_the_domain(
             if raised(op, args, kwargs) is None:
                 assert outside_domain(op, args, kwargs, bool), op
     assert refused > 60
+
+
+EXTREMA: dict[str, Any] = {
+    "max": lambda x: x.max(), "min": lambda x: x.min(), "max_dim": lambda x: x.max(0),
+    "min_dim": lambda x: x.min(0), "median_dim": lambda x: x.median(0),
+}  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore:ascendgraph runs CPU tensors")
+@pytest.mark.parametrize("backend", ["cpugraph", "ascendgraph"])
+@pytest.mark.parametrize("name", EXTREMA)
+def test_an_extremum_of_no_element_raises_eagers_error(name: str, backend: str) -> None:
+    x, fn = torch.empty(0, 4), EXTREMA[name]
+    torch.compiler.reset()
+    found, expected = raised(torch.compile(fn, backend=backend), [x], {}), raised(fn, [x], {})
+    assert type(found) is type(expected) and str(found) == str(expected)
