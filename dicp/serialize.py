@@ -34,18 +34,21 @@ def encode_constant(tensor: torch.Tensor) -> dict[str, Any] | None:
     strided = tensor.layout == torch.strided and not tensor.is_quantized
     if not strided or tensor.numel() * tensor.element_size() > MAX_CONSTANT_BYTES:
         return None
-    data = b""
-    if tensor.numel():
-        with disable_current_modes():
-            flat = tensor.detach().cpu().contiguous().reshape(-1)
-            data = bytes(flat.view(torch.uint8).numpy())
     return {
         "dtype": str(tensor.dtype).removeprefix("torch."),
         "shape": list(tensor.shape),
         "strides": list(tensor.stride()),
-        "data": base64.b64encode(data).decode(),
+        "data": base64.b64encode(bytes_of(tensor)).decode(),
         "device": str(tensor.device),
     }
+
+
+def bytes_of(tensor: torch.Tensor) -> bytes:
+    """The elements of a strided tensor, row-major; conjugates and negatives as numbers."""
+    with disable_current_modes():
+        dense = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
+        flat = dense.as_strided((dense.numel(),), (1,))  # a single element may have any stride
+        return bytes(flat.view(torch.uint8).numpy()) if flat.numel() else b""
 
 
 def decode_constant(plain: Mapping[str, Any]) -> torch.Tensor:
@@ -53,12 +56,21 @@ def decode_constant(plain: Mapping[str, Any]) -> torch.Tensor:
     dtype = _named(plain["dtype"], torch.dtype)
     data = bytearray(base64.b64decode(plain["data"]))
     with disable_current_modes():
-        result = torch.empty_strided(
-            plain["shape"], plain["strides"], dtype=dtype, device=plain["device"]
-        )
-        if not data:
-            return result
-        return result.copy_(torch.frombuffer(data, dtype=dtype).reshape(plain["shape"]))
+        flat = torch.frombuffer(data, dtype=dtype) if data else torch.empty(0, dtype=dtype)
+        tensor = flat.reshape(plain["shape"]).to(plain["device"])
+        return restrided(tensor, plain["shape"], plain["strides"])
+
+
+def restrided(tensor: torch.Tensor, shape: Sequence[int], strides: Sequence[int]) -> torch.Tensor:
+    """A copy with these strides; along a stride of 0, all elements are copies of the first."""
+    sizes = [1 if t == 0 else s for s, t in zip(shape, strides, strict=True)]
+    for dim, (size, whole) in enumerate(zip(sizes, shape, strict=True)):
+        if size != whole and whole:
+            tensor = tensor.narrow(dim, 0, 1)
+    if 0 in shape:
+        return torch.empty_strided(shape, strides, dtype=tensor.dtype, device=tensor.device)
+    copy = torch.empty_strided(sizes, strides, dtype=tensor.dtype, device=tensor.device)
+    return copy.copy_(tensor).expand(shape)
 
 
 def _named(name: str, kinds: type | tuple[type, ...]) -> Any:

@@ -27,10 +27,10 @@ from dicp.dynamo_bridge.provenance import dynamo_nodes
 from dicp.dynamo_bridge.thresholds import MAX_VARIANTS
 from dicp.origin import Origin, Place, user_places
 from dicp.rule_errors import result_of
+from dicp.serialize import bytes_of
 from dicp.target import Artifact, KernelReport, NodeReport, Target
 from dicp.torch_private import (
     ShapeFacts,
-    disable_current_modes,
     fills_uninitialized,
     is_object,
 )
@@ -263,10 +263,7 @@ def _constant_digest(gm: fx.GraphModule, name: str) -> str:
     plain = isinstance(value, torch.Tensor) and value.layout == torch.strided
     if not plain or value.is_quantized or type(value) not in (torch.Tensor, torch.nn.Parameter):
         raise _NotStorable(name)
-    with disable_current_modes():
-        flat = value.detach().cpu().resolve_conj().resolve_neg().contiguous().reshape(-1)
-        data = bytes(flat.view(torch.uint8).numpy()) if flat.numel() else b""
-    return key_of(data, _layout(value))
+    return key_of(bytes_of(value), _layout(value))
 
 
 def graph_name(gm: fx.GraphModule) -> str:

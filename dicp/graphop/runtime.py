@@ -31,6 +31,7 @@ from dicp.serialize import (
     evaluate_size,
     flat,
     resolve_operator,
+    restrided,
     sizes_are_promised,
 )
 from dicp.torch_private import HOST, disable_current_modes, profiled_range, profiling
@@ -411,18 +412,6 @@ def padded(tensor: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
     whole = torch.zeros(shape, dtype=tensor.dtype, device=tensor.device)
     whole[tuple(slice(size) for size in tensor.shape)] = tensor
     return whole
-
-
-def restrided(tensor: torch.Tensor, shape: Sequence[int], strides: Sequence[int]) -> torch.Tensor:
-    """A copy with these strides; along a stride of 0, all elements are copies of the first."""
-    sizes = [1 if t == 0 else s for s, t in zip(shape, strides, strict=True)]
-    for dim, (size, whole) in enumerate(zip(sizes, shape, strict=True)):
-        if size != whole and whole:
-            tensor = tensor.narrow(dim, 0, 1)
-    if 0 in shape:
-        return torch.empty_strided(shape, strides, dtype=tensor.dtype, device=tensor.device)
-    copy = torch.empty_strided(sizes, strides, dtype=tensor.dtype, device=tensor.device)
-    return copy.copy_(tensor).expand(shape)
 
 
 def _watched(run: Step, number: int, watch: Watch) -> Step:

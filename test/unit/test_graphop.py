@@ -21,11 +21,10 @@ from dicp.graphop.partition import Partition, remove_dead
 from dicp.graphop.program import EagerCall, Graph, Node, Origin, Result, Slot, Value
 from dicp.graphop.prototype import check_call, parse_prototypes
 from dicp.graphop.rewrite import rewritten
-from dicp.graphop.runtime import restrided
 from dicp.graphop.strides import dense_order, inverse
 from dicp.graphop.text import Symbolic, Text, size_list
 from dicp.rules import NoRule, RuleTable
-from dicp.serialize import evaluate_size
+from dicp.serialize import evaluate_size, restrided
 
 CLASSES = {
     "any": frozenset({torch.float32, torch.int64, torch.bool}),

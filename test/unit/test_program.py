@@ -60,7 +60,8 @@ def test_nothing_beyond_sizes_is_in_reach(text: str) -> None:
         torch.tensor(math.nan), torch.tensor([], dtype=torch.int64).reshape(0, 3),
         torch.arange(6.0).reshape(2, 3).t(), torch.tensor([True, False]),
         torch.tensor([1.5, -0.0, math.inf], dtype=torch.bfloat16),
-        torch.tensor([2**63 - 1, -(2**63)]),
+        torch.tensor([2**63 - 1, -(2**63)]), torch.tensor([1 + 2j]).conj(),
+        torch.tensor([1 + 2j]).conj().imag, torch.arange(3.0).expand(2, 3),
     ],
     ids=str,
 )  # fmt: skip
