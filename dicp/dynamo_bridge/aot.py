@@ -143,27 +143,26 @@ def _with_parameters(
             return True
         return bool(checks) and any(check(inputs) for check in checks)
 
-    if isinstance(gm, torch_private.GmWrapper):
-
-        def forward_boxed(inputs: list[Any]) -> Any:
-            if need_eager(inputs):
-                return gm(*inputs)
-            everything = [*parameters, *inputs]
-            inputs.clear()
-            return run(everything)
-
-        return forward_boxed
-
-    def forward(*inputs: Any) -> Any:
+    def call(inputs: Sequence[Any]) -> Any:
         if need_eager(inputs):
             return gm(*inputs)
+        everything = [*parameters, *inputs]
+        if isinstance(inputs, list) and _all_strided(everything):  # eager will not need them
+            inputs.clear()
         try:
-            return run([*parameters, *inputs])
+            return run(everything)
         except InputLayoutError as error:
-            warnings.warn(FallbackWarning(f"a graph runs eagerly: {error}"), stacklevel=2)
+            warnings.warn(FallbackWarning(f"a graph runs eagerly: {error}"), stacklevel=3)
             return gm(*inputs)
 
-    return forward
+    def forward(*inputs: Any) -> Any:
+        return call(inputs)
+
+    return call if isinstance(gm, torch_private.GmWrapper) else forward
+
+
+def _all_strided(inputs: Sequence[Any]) -> bool:
+    return all(x.layout == torch.strided for x in inputs if isinstance(x, torch.Tensor))
 
 
 def _compile_inference(compiler: GraphCompiler, state: Any, capture: Any, slot: Slot) -> Any:

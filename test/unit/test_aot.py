@@ -21,7 +21,7 @@ from dicp.dynamo_bridge.aot import compile_graphs
 from dicp.dynamo_bridge.aot_graph import CompiledGraph, GraphCompiler, GraphInfo
 from dicp.dynamo_bridge.passes.joint import correct_log_sum_exps
 from dicp.dynamo_bridge.passes.redundancy import drop_copies, merge_equal_nodes
-from dicp.errors import CacheWarning
+from dicp.errors import CacheWarning, FallbackWarning, InputLayoutError
 
 # ---- a compiler whose artifact is the graph as JSON ----------------------------------------------
 
@@ -247,6 +247,23 @@ def test_nested_containers_are_flattened() -> None:
     a, b, c = torch.randn(3), torch.randn(3), torch.randn(3)
     run = toy(gm, [a, [b, c]])
     torch.testing.assert_close(run(a, [b, c])[0], a + b * c)
+
+
+def test_nested_inputs_that_kernels_cannot_read_run_eagerly() -> None:
+    def unreadable(gm: fx.GraphModule, inputs: list[Any], info: GraphInfo) -> CompiledGraph:
+        def run(inputs: list[Any]) -> Any:
+            given = [x.layout for x in inputs]
+            inputs.clear()
+            raise InputLayoutError(0, given[0])
+
+        return CompiledGraph("", run)
+
+    gm = fx.symbolic_trace(lambda pair: (pair[0].to_dense() * pair[1],))
+    a, b = torch.randn(3, 4), torch.randn(3, 4)
+    run = Toy(compile_graph=unreadable)(gm, [[a, b]])
+    for _ in range(2):
+        with pytest.warns(FallbackWarning, match="layout torch._mkldnn"):
+            torch.testing.assert_close(run([a.to_mkldnn(), b])[0], a * b)
 
 
 def test_backward_twice_with_retained_graph() -> None:
