@@ -176,6 +176,21 @@ def test_ignored_labels_are_no_bad_indices(run: Any) -> None:
             run(loss, X, torch.where(labels == 3, wrong, labels))
 
 
+def floor(x: Tensor, y: Tensor) -> Tensor:
+    return x // y
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int32, torch.int64])
+@pytest.mark.parametrize("divide", [floor, torch.remainder, torch.fmod])
+def test_the_least_integer_is_divided(
+    divide: Callable[..., Any], dtype: torch.dtype, run: Any
+) -> None:
+    info = torch.iinfo(dtype)
+    x = torch.tensor([info.min, info.max, 5], dtype=dtype)
+    y = torch.tensor([-1 if info.min else info.max, info.max, 2], dtype=dtype)
+    assert torch.equal(run(divide, x, y), divide(x, y))
+
+
 class Encoder(nn.Module):
     """What a text encoder looks up: tokens, positions of a buffer, types."""
 

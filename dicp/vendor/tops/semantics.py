@@ -35,10 +35,12 @@ COMBINE = {"add": "sum", "mul": "prod", "max": "amax", "min": "amin"}
 
 @op("Div")
 def divide(x: Tensor, y: Tensor) -> Tensor:
-    """Integers are cut towards zero."""
+    """Integers are cut towards zero; those divided by 0 are any number."""
     if x.dtype.is_floating_point:
         return x / y
-    return torch.div(x, torch.where(y == 0, 1, y), rounding_mode="trunc")
+    negated = (y < 0) & (y == -1)  # the least integer has no quotient by -1
+    quotient = torch.div(x, torch.where((y == 0) | negated, 1, y), rounding_mode="trunc")
+    return torch.where(negated, -x, quotient)
 
 
 SEMANTICS.update({
