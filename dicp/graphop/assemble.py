@@ -154,7 +154,7 @@ class _Assembler:
     def _check(self, check: IndexCheck) -> dict[str, Any]:
         rows = [
             {"number": row.number, "size": plain_size(row.size), "count": plain_size(row.count),
-             "wraps": row.wraps, "origin": row.origin}
+             "wraps": row.wraps, "origin": row.origin, "divides": row.divides}
             for row in check.rows
         ]  # fmt: skip
         return {"check": self._slot(check.source), "rows": rows}

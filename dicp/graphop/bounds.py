@@ -1,4 +1,5 @@
-"""Checks of the indices that graph operators read from tensors, which vendors' operators leave out.
+"""Checks of indices that graph operators read from tensors, and of integers that they divide by,
+which vendors' operators leave out.
 
 The least and the greatest index of each tensor are one more result of the program; the host
 compares them before it hands any result out. Where an operator would read or write outside of its
@@ -8,9 +9,10 @@ operand, it gets clamped indices. Indices that are known to be in range need nei
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import fx
@@ -21,6 +23,14 @@ from dicp.graphop.ranges import Ranges
 from dicp.indices import Site, index_sites
 from dicp.origin import origin_of
 from dicp.torch_private import traced_from
+
+aten = torch.ops.aten
+DIVISIONS = frozenset({
+    aten.div.Scalar_mode, aten.div.Tensor_mode, aten.floor_divide.Scalar, aten.floor_divide.default,
+    aten.fmod.Scalar, aten.fmod.Tensor, aten.remainder.Scalar, aten.remainder.Scalar_Tensor,
+    aten.remainder.Tensor,
+})  # fmt: skip
+"""Eager refuses to divide integers by 0."""
 
 
 class IndexChecks:
@@ -70,7 +80,28 @@ class IndexChecks:
             clamped: Value = g.once(("clamped", index, *map(str, ends)), clamp)
         return clamped
 
-    def add(self, node: fx.Node, site: Site, index: Value) -> None:
+    def add_divisor(self, node: fx.Node, args: Sequence[Any]) -> None:
+        """Check the divisor of a call that was lowered to graph operators, if it divides integers.
+
+        Raises NoRule for a number that may be 0.
+        """
+        fake = node.meta["val"]
+        if node.target not in DIVISIONS or fake.is_floating_point():
+            return
+        g, divisor = self.builder, args[1]
+        found = self._ranges.of(node.args[1] if isinstance(divisor, Value) else divisor)
+        if found is not None and (g.proves(found[0] > 0) or g.proves(found[1] < 0)):
+            return
+        if not isinstance(divisor, Value):
+            raise NoRule("a division by a number that may be 0, which eager refuses")
+        with self._checking():
+            zeros = g.once(
+                ("zeros", divisor),
+                lambda: g.cast(g.op("LogicalNot", g.truth(divisor)), torch.int64),
+            )
+        self.add(node, Site(node, 1, False, fake.numel()), zeros, divides=True)
+
+    def add(self, node: fx.Node, site: Site, index: Value, divides: bool = False) -> None:
         """Check these indices of a call that was lowered to graph operators."""
         if index not in self._ends:
             self._ends[index] = len(self._scalars) // 2
@@ -80,7 +111,7 @@ class IndexChecks:
         origin = origin_of(node)
         origin = replace(origin, op=str(traced)) if traced is not None else origin
         self._rows.append(
-            CheckedIndex(self._ends[index], site.size, site.count, site.wraps, origin)
+            CheckedIndex(self._ends[index], site.size, site.count, site.wraps, origin, divides)
         )
 
     def _least_and_greatest(self, index: Value) -> list[Value]:

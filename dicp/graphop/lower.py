@@ -201,6 +201,8 @@ class Lowering:
         if outside_domain(node.target, args, kwargs, self.builder.proves):
             raise NoRule("arguments that eager may refuse")
         result = rule.function(self.builder, *args, **kwargs)
+        if self._checks is not None:
+            self._checks.add_divisor(node, args)
         for site in sites:
             self._checks.add(node, site, self.value(self.env[site.node]))  # type: ignore[union-attr]
         if not isinstance(val, (tuple, list)):

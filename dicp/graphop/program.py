@@ -161,6 +161,8 @@ class CheckedIndex:
     count: Any
     wraps: bool
     origin: Origin
+    divides: bool = False
+    """Whether they are no indices, but 1 where a divisor is 0."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -18,6 +18,7 @@ from dicp.errors import (
     IndexOutOfBoundsError,
     InputLayoutError,
     InputMismatchError,
+    IntegerDivisionByZeroError,
     ResultMismatchError,
 )
 from dicp.graphop.strides import inverse
@@ -334,6 +335,8 @@ class _Plan:
                 wrong = [end for end in ends[2 * number :][:2] if not least <= end < size]
                 if wrong:
                     origin, wraps = row["origin"], row["wraps"]
+                    if row["divides"]:
+                        raise IntegerDivisionByZeroError(origin.op, origin.user_line)
                     raise IndexOutOfBoundsError(origin.op, origin.user_line, wrong[0], size, wraps)
 
         return check

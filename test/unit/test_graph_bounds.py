@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dicp.dynamo_bridge.backend import Backend
-from dicp.errors import IndexOutOfBoundsError, SimulatorWarning
+from dicp.errors import IndexOutOfBoundsError, IntegerDivisionByZeroError, SimulatorWarning
 from dicp.graphop.program import GraphProgram
 from dicp.graphop.target import GraphTarget
 
@@ -178,6 +178,22 @@ def test_ignored_labels_are_no_bad_indices(run: Any) -> None:
 
 def floor(x: Tensor, y: Tensor) -> Tensor:
     return x // y
+
+
+def truncated(x: Tensor, y: Tensor) -> Tensor:
+    return torch.div(x, y, rounding_mode="trunc")
+
+
+@pytest.mark.parametrize("divide", [floor, truncated, torch.remainder, torch.fmod])
+def test_no_integer_is_divided_by_zero(divide: Callable[..., Any], run: Any) -> None:
+    x, y = torch.tensor([5, -6, 7]), torch.tensor([-2, 4, -1])
+    assert torch.equal(run(divide, x, y), divide(x, y))
+    with pytest.raises(IntegerDivisionByZeroError):
+        run(divide, x, y * torch.tensor([1, 0, 1]))
+    for fn in (lambda x: divide(x, 3), lambda x: divide(x, x.clamp(1, 2))):
+        assert torch.equal(run(fn, x), fn(x)) and not checks(run)
+    with pytest.raises(RuntimeError, match="ZeroDivisionError"):
+        run(lambda x: divide(x, 0), x)
 
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int32, torch.int64])

@@ -31,16 +31,28 @@ UNARY: dict[str, Callable[[Tensor], Tensor]] = {
     "Trunc": torch.trunc, "HardSwish": F.hardswish,
 }  # fmt: skip
 
+
+def _quotient(function: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Tensor, Tensor], Tensor]:
+    """`function`, in which integers divided by 0 are any number."""
+
+    def apply(x: Tensor, y: Tensor) -> Tensor:
+        return function(x, y if y.dtype.is_floating_point else torch.where(y == 0, 1, y))
+
+    return apply
+
+
 BINARY: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "Add": torch.add, "Atan2": torch.atan2, "BitwiseAnd": torch.bitwise_and,
     "BitwiseOr": torch.bitwise_or, "BitwiseXor": torch.bitwise_xor, "Equal": torch.eq,
-    "FloorDiv": torch.floor_divide, "FloorMod": torch.remainder, "Greater": torch.gt,
+    "FloorDiv": _quotient(torch.floor_divide), "FloorMod": _quotient(torch.remainder),
+    "Greater": torch.gt,
     "GreaterEqual": torch.ge, "LeftShift": torch.bitwise_left_shift, "Less": torch.lt,
     "LessEqual": torch.le, "LogicalAnd": torch.logical_and, "LogicalOr": torch.logical_or,
-    "Maximum": torch.maximum, "Minimum": torch.minimum, "Mod": torch.fmod, "Mul": torch.mul,
+    "Maximum": torch.maximum, "Minimum": torch.minimum, "Mod": _quotient(torch.fmod),
+    "Mul": torch.mul,
     "NextAfter": torch.nextafter, "NotEqual": torch.ne, "Pow": torch.pow,
     "RightShift": torch.bitwise_right_shift,
-    "Sub": torch.sub, "TruncateDiv": lambda x, y: torch.div(x, y, rounding_mode="trunc"),
+    "Sub": torch.sub, "TruncateDiv": _quotient(lambda x, y: torch.div(x, y, rounding_mode="trunc")),
 }  # fmt: skip
 
 
