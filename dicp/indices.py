@@ -29,6 +29,8 @@ class Indexing:
     size: Callable[[Given], Any]
     wraps: bool = False
     slices: Callable[[Given], Any] = lambda given: 1
+    first: bool = False
+    """Whether the first element alone is an index."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,8 @@ class Site:
     wraps: bool
     count: Any
     """The number of elements eager reads or writes by them: with none it checks no index."""
+    first: bool = False
+    """Whether the first element alone is an index."""
 
     @property
     def least(self) -> Any:
@@ -84,6 +88,11 @@ _SLICES = Indexing("index", _along, slices=_written)
 _FLAT = Indexing("index", _elements("self"), wraps=True)
 _TABLE = Indexing("indices", _rows)
 _GRADIENT = Indexing("indices", lambda given: given["num_weights"])
+_OFFSETS = (
+    Indexing("offsets", lambda given: given["indices"].shape[0] + 1),
+    Indexing("offsets", lambda given: 1, first=True),
+)
+"""Bags begin within the indices, the first at 0."""
 INDEXING: dict[OpOverload, Indexing] = {
     **dict.fromkeys((
         aten.gather.default, aten.scatter.src, aten.scatter.value, aten.scatter.reduce,
@@ -111,6 +120,11 @@ INDEXING: dict[OpOverload, Indexing] = {
         aten.fractional_max_pool3d_backward.default), Indexing("indices", _elements("self", 3))),
 }  # fmt: skip
 """Operators with one tensor of indices."""
+BAGS = frozenset({
+    aten._embedding_bag.default, aten._embedding_bag_forward_only.default,
+    aten._embedding_bag_backward.default, aten._embedding_bag_per_sample_weights_backward.default,
+})  # fmt: skip
+"""Operators with offsets into the indices, too."""
 BY_DIMENSION = frozenset({aten.index.Tensor, aten.index_put.default, *UNSAFE_INDEXING})
 """Operators with a list of indices, one for each dimension."""
 
@@ -120,7 +134,8 @@ def index_sites(node: fx.Node) -> list[Site]:
     if node.target in BY_DIMENSION:
         found = _by_dimension(node)
     elif isinstance(node.target, OpOverload) and node.target in INDEXING:
-        found = _single(node, INDEXING[node.target])
+        rows = (INDEXING[node.target], *(_OFFSETS if node.target in BAGS else ()))
+        found = [_single(node, row) for row in rows]
     else:
         return []
     if node.target in UNSAFE_INDEXING:
@@ -136,11 +151,11 @@ def arguments(node: fx.Node) -> dict[str, Any]:
     return {**defaults, **dict(zip(names, node.args, strict=False)), **node.kwargs}
 
 
-def _single(node: fx.Node, row: Indexing) -> list[Site]:
+def _single(node: fx.Node, row: Indexing) -> Site:
     values = arguments(node)
     given = {name: _fake(value) for name, value in values.items()}
     count = given[row.index].numel() * row.slices(given)
-    return [Site(values[row.index], row.size(given), row.wraps, count)]
+    return Site(values[row.index], row.size(given), row.wraps, count, row.first)
 
 
 def _by_dimension(node: fx.Node) -> list[Site]:

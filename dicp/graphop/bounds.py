@@ -56,7 +56,7 @@ class IndexChecks:
             return True
         if self.builder.same(site.size, 0) and self.builder.proves(site.count > 0):
             raise NoRule("an index into an empty dimension, which eager refuses")
-        found = self._ranges.of(site.node)
+        found = None if site.first else self._ranges.of(site.node)
         if found is None:
             return False
         least, greatest = found[0] >= site.least, found[1] < site.size
@@ -68,7 +68,7 @@ class IndexChecks:
         """Indices for an operator: clamped where the vendor's operators require indices in
         range."""
         g = self.builder
-        if g.bears_any_index:
+        if g.bears_any_index or site.first:
             return index
         ends = site.least, site.size - 1
 
@@ -103,6 +103,9 @@ class IndexChecks:
 
     def add(self, node: fx.Node, site: Site, index: Value, divides: bool = False) -> None:
         """Check these indices of a call that was lowered to graph operators."""
+        if site.first:
+            with self._checking():
+                index = self.builder.slice(index, 0, 0, 1)
         if index not in self._ends:
             self._ends[index] = len(self._scalars) // 2
             with self._checking():

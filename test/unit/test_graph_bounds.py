@@ -207,6 +207,18 @@ def test_the_least_integer_is_divided(
     assert torch.equal(run(divide, x, y), divide(x, y))
 
 
+@pytest.mark.parametrize("mode", ["sum", "mean", "max"])
+def test_bags_begin_within_the_indices_and_the_first_at_0(mode: str, run: Any) -> None:
+    def bags(x: Tensor, i: Tensor, offsets: Tensor) -> Tensor:
+        return F.embedding_bag(i, x, offsets, mode=mode) * 2
+
+    good = torch.tensor([0, 3])
+    torch.testing.assert_close(run(bags, X, PLACES, good), bags(X, PLACES, good))
+    for wrong in ([0, 7], [1, 2]):
+        with pytest.raises((IndexError, RuntimeError), match="index out of range|offsets"):
+            run(bags, X, PLACES, torch.tensor(wrong))
+
+
 class Encoder(nn.Module):
     """What a text encoder looks up: tokens, positions of a buffer, types."""
 

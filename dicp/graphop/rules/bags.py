@@ -19,10 +19,11 @@ SUM, MEAN, MAX = range(3)
 
 
 def _bags(g: Ops, indices: Value, offsets: Value) -> Value:
-    """The number of each index's bag: how many bags begin before or with it, less one."""
+    """The number of each index's bag: how many bags begin before or with it, less one; 0 before
+    the first, which is an error."""
     positions = g.arange(indices.shape[0], offsets.dtype)
     count = g.op("SearchSorted", offsets, positions, dtype=torch.int64, right=True)
-    return g.add(count, -1)
+    return g.op("Maximum", g.add(count, -1), g.const(0, torch.int64))
 
 
 def _counted(g: Ops, indices: Value, padding_idx: int) -> Value:
