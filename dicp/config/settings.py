@@ -196,8 +196,9 @@ class Config:
     check_bounds: bool = setting(
         BOOLEAN,
         "DICP_CHECK_BOUNDS",
-        "indices from tensors are checked; off: an index out of range is undefined behaviour. In a "
-        "vendor's graph, it does as the vendor's operator: an error, or the nearest element",
+        "indices from tensors are checked, and divisors of integers in a vendor's graph; off: an "
+        "index out of range is undefined behaviour. In a vendor's graph, it does as the vendor's "
+        "operator: an error, or the nearest element",
         default=True,
         changes_code=True,
     )
