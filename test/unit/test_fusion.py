@@ -15,6 +15,7 @@ from recorder import Recorder, calls, kernels, record
 from torch import Tensor, nn
 
 from dicp import Backend
+from dicp.compare import assert_matches
 
 
 def rms_norm(x: Tensor, w: Tensor) -> Tensor:
@@ -101,6 +102,18 @@ def test_sums_over_rows_are_taken_along(name: str, dtype: torch.dtype, dynamic: 
         assert found.shape == wanted.shape and found.dtype == dtype
         allowed = 2 * (eager.double() - wanted).abs().max() + 1e-5
         assert (found.double() - wanted).abs().max() <= allowed
+
+
+def test_columns_of_which_a_second_pass_needs_the_first(dynamic: bool) -> None:
+    """The mean, from which a variance is summed, is no result to be computed after both."""
+
+    def fn(x: Tensor) -> tuple[Tensor, ...]:
+        return x.var(1, correction=2), x.std(0, correction=0)
+
+    x = torch.randn(12, 80)[::2, 3:77:2]
+    compiled = torch.compile(fn, backend="cpugraph", dynamic=dynamic)
+    for found, eager, exact in zip(compiled(x), fn(x), fn(x.double()), strict=True):
+        assert_matches(found, eager, exact)
 
 
 def test_what_reads_a_sum_over_rows_comes_after_it() -> None:

@@ -48,6 +48,7 @@ def fuse(graph: Graph, enabled: bool = True, cross_row: CrossRow | None = None) 
 
 def _sorted(groups: list[Group]) -> list[Group]:
     done: set[Group] = set()
+    begun: set[Group] = set()
     result: list[Group] = []
     for start in sorted(groups, key=lambda g: g.order):
         stack: list[tuple[Group, bool]] = [(start, False)]
@@ -60,7 +61,9 @@ def _sorted(groups: list[Group]) -> list[Group]:
                 result.append(group)
                 continue
             stack.append((group, True))
+            begun.add(group)
             waiting = sorted((d for d in group.depends if d not in done), key=lambda g: -g.order)
+            assert begun.isdisjoint(waiting), "fused groups depend on each other"
             stack += [(d, False) for d in waiting]
     return result
 

@@ -112,16 +112,18 @@ def only_sums(group: Group) -> bool:
 
 def without_tail(group: Group) -> tuple[Group, Group | None]:
     """An outer reduction without what is computed from its results, and the pointwise group of
-    that; the group itself and None where there is none, or where rows need something else."""
+    that; the group itself and None where there is none, or where the reduction needs some of it."""
     reduced = {n.out for n in group.computes() if n.kind == "reduce"}
     tail: list[Compute] = []
     for node in group.computes():
         if node in group.rows_only and any(r in reduced for r in node.reads()):
             tail.append(node)
             reduced.add(node.out)
-    if not tail or group.cross_row or set(tail) != group.rows_only:
-        return group, None
     kept = [n for n in group.computes() if n not in tail]
+    computed = {n.out for n in tail}
+    needed = any(r in computed for n in kept for r in n.reads())
+    if not tail or needed or group.cross_row or set(tail) != group.rows_only:
+        return group, None
     sums = Group(
         [*kept], group.dims, group.axes, {n: group.coords[n] for n in kept}, order=group.order
     )
