@@ -16,7 +16,9 @@ from dicp.torch_private import OpOverload, fake_tensors, schema_of
 
 SHAPES = ((2, 3, 4, 4), (3, 3), (6,), ())
 DTYPES = (torch.float32, torch.int64)
-"""Of all tensors of a trial call; those that the operator takes are not known."""
+"""Of all tensors of a trial call but indices; those that the operator takes are not known."""
+INDICES = ("index", "indices")
+"""The names of tensors of indices, which are int64."""
 
 
 class _NoTrialValue(Exception):
@@ -60,7 +62,7 @@ def _arguments(
 
 def _value(kind: str, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Any:
     if kind == "Tensor":
-        return torch.empty(shape, dtype=dtype)
+        return torch.empty(shape, dtype=torch.int64 if name in INDICES else dtype)
     if kind == "List[Tensor]":
         return [torch.empty(shape, dtype=dtype)] * 2
     if kind.startswith("Optional"):

@@ -152,7 +152,7 @@ def test_gradients_of_attention_do_not_depend_on_threads(
 
 
 PARTS = """
-#include "attention.h"
+#include "attention_gradients.h"
 extern "C" int64_t parts_of(int64_t others, int64_t least, int64_t most, int64_t threads) {
   return d_balanced_parts(others, least, most, threads);
 }
