@@ -5,7 +5,7 @@ In: two groups. Out: one group over the common domain of both, or None where the
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 
 from dicp.loop.ir.expr import Ref
 from dicp.loop.ir.graph import Compute
@@ -116,12 +116,11 @@ def without_tail(group: Group) -> tuple[Group, Group | None]:
     reduced = {n.out for n in group.computes() if n.kind == "reduce"}
     tail: list[Compute] = []
     for node in group.computes():
-        if node in group.rows_only and any(r in reduced for r in node.reads()):
+        if node in group.rows_only and _reads_any(node, reduced):
             tail.append(node)
             reduced.add(node.out)
     kept = [n for n in group.computes() if n not in tail]
-    computed = {n.out for n in tail}
-    needed = any(r in computed for n in kept for r in n.reads())
+    needed = any(_reads_any(n, {t.out for t in tail}) for n in kept)
     if not tail or needed or group.cross_row or set(tail) != group.rows_only:
         return group, None
     sums = Group(
@@ -131,6 +130,11 @@ def without_tail(group: Group) -> tuple[Group, Group | None]:
     dims, mapping = tuple(v.size for _, v in own), {old: variable(new) for old, new in own}
     coords = {n: tuple(c.substitute(mapping) for c in group.coords[n]) for n in tail}
     return sums, Group([*tail], dims, None, coords, order=group.order)
+
+
+def _reads_any(node: Compute, results: Container[Ref]) -> bool:
+    """Whether a node reads one of these results, or a view of one."""
+    return any(ref in results for read in node.reads() for ref in read.chain())
 
 
 def equally_partitioned(group: Group, partitions: Mapping[Ref, int]) -> bool:
