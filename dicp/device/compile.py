@@ -155,8 +155,8 @@ class OperatorCompiler:
                 raise NotCompiled("its sizes have to be fixed")
             return self._traced(call, inputs, "symbolic")
         except NotCompiled as reason:
-            sizes_vary = any(n >= 2 for t in inputs for n in t.shape)
-            if reason.transient or group[-1] == "any" or not sizes_vary:
+            may_vary = any(n >= 2 for t in inputs for n in t.shape)
+            if reason.transient or group[-1] == "any" or not may_vary:
                 raise
             made = self._traced(call, inputs, "fake")
             self._count_variant(fixed, _sizes(inputs))

@@ -24,15 +24,12 @@ from dicp.loop.ir.index import (
 
 def with_affine(index: Index) -> Index:
     """`index` with each computed coordinate that is affine in its place."""
-    if not any(isinstance(atom, Indirect) for atom, _ in index.terms):
+    computed = [(a, c, affine(a.expr)) for a, c in index.terms if isinstance(a, Indirect)]
+    known = [(atom, c, found) for atom, c, found in computed if found is not None]
+    if not known:
         return index
-    parts = [(Index(0, ((atom, 1),)) if (found := _coordinate(atom)) is None else found, c)
-             for atom, c in index.terms]  # fmt: skip
-    return combine([(Index(index.const), 1), *parts])
-
-
-def _coordinate(atom: object) -> Index | None:
-    return affine(atom.expr) if isinstance(atom, Indirect) else None
+    rest = index.without(*(atom for atom, _, _ in known))
+    return combine([(rest, 1), *((found, c) for _, c, found in known)])
 
 
 def affine(expr: Expr) -> Index | None:

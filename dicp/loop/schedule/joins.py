@@ -113,6 +113,8 @@ def only_sums(group: Group) -> bool:
 def without_tail(group: Group) -> tuple[Group, Group | None]:
     """An outer reduction without what is computed from its results, and the pointwise group of
     that; the group itself and None where there is none, or where the reduction needs some of it."""
+    if not group.rows_only or group.cross_row:
+        return group, None
     reduced = {n.out for n in group.computes() if n.kind == "reduce"}
     tail: list[Compute] = []
     for node in group.computes():
@@ -121,11 +123,10 @@ def without_tail(group: Group) -> tuple[Group, Group | None]:
             reduced.add(node.out)
     kept = [n for n in group.computes() if n not in tail]
     needed = any(_reads_any(n, {t.out for t in tail}) for n in kept)
-    if not tail or needed or group.cross_row or set(tail) != group.rows_only:
+    if needed or set(tail) != group.rows_only:
         return group, None
-    sums = Group(
-        [*kept], group.dims, group.axes, {n: group.coords[n] for n in kept}, order=group.order
-    )
+    coords = {n: group.coords[n] for n in kept}
+    sums = Group([*kept], group.dims, group.axes, coords, order=group.order)
     own = [(Var(k, group.dims[k]), Var(i, group.dims[k])) for i, k in enumerate(group.row_axes)]
     dims, mapping = tuple(v.size for _, v in own), {old: variable(new) for old, new in own}
     coords = {n: tuple(c.substitute(mapping) for c in group.coords[n]) for n in tail}

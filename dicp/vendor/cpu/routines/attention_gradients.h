@@ -3,6 +3,56 @@
 #pragma once
 #include "attention.h"
 
+// Keys whose products are summed in registers in the gradients of queries. Tasks have whole groups of
+// them, so that sums are rounded alike however many tasks there are.
+template <class C> constexpr int64_t d_key_group = d_uses_tiles<C> ? 160 : 96;
+template <class C> constexpr bool d_are_key_groups =
+    d_key_block % d_key_group<C> == 0 && d_key_group<C> % d_whole_tiles<C> == 0;
+static_assert(d_are_key_groups<float> && d_are_key_groups<d_packed<d_bf16>>, "groups of keys");
+
+// Converts a row of floats to packed elements of a left operand, in place; `n` is a multiple of a vector of
+// 16-bit numbers.
+d_inline void d_pack_row_in_place(float*, int64_t, float*) {}
+// The left operand transposed: rows, d_key_block floats apart, become columns of packed elements, in place or
+// in `to`.
+template <class C> struct d_transposed_strides { static constexpr int row = 1, step = d_key_block; };
+d_inline const float* d_transpose_left_operand(const float* from, int64_t, int64_t, float*) { return from; }
+#if defined(__AVX512BF16__)
+d_inline void d_pack_row_in_place(float* row, int64_t n, d_bf16_pair* to) {
+  for (int64_t j = 0; j < n; j += d_panel)
+    d_store_row((d_bf16*)(to + j / 2), (const d_vec*)(row + j), false);
+}
+// Packed elements of two rows, for d_lanes columns.
+d_inline d_words d_load_row_pair(const float* at) {
+  return d_interleaved_bf16(*(const d_vec*)at, *(const d_vec*)(at + d_key_block));
+}
+#if defined(D_TILES)
+template <> struct d_transposed_strides<d_bf16_pair> {
+  static constexpr int row = d_tile_shape<d_bf16_pair>::block_rows / 2, step = 1;
+};
+static const d_bf16_pair* d_transpose_left_operand(const float* from, int64_t rows, int64_t n,
+                                                   d_bf16_pair* to) {
+  for (int64_t i = 0; i < rows; i += 2 * d_lanes)
+    for (int64_t j = 0; j < n; j += d_lanes) {
+      d_words square[d_lanes];
+      for (int64_t k = 0; k < d_lanes; ++k) square[k] = d_load_row_pair(from + (i + 2 * k) * d_key_block + j);
+      d_transpose_words(square);
+      d_store_square(square, to + j * d_transposed_strides<d_bf16_pair>::row + i / 2,
+                     d_transposed_strides<d_bf16_pair>::row);
+    }
+  return to;
+}
+#else
+static const d_bf16_pair* d_transpose_left_operand(const float* from, int64_t rows, int64_t n,
+                                                   d_bf16_pair* to) {
+  for (int64_t i = 0; i < rows; i += 2)
+    for (int64_t j = 0; j < n; j += d_lanes)
+      *(d_words*)(to + i / 2 * d_key_block + j) = d_load_row_pair(from + i * d_key_block + j);
+  return to;
+}
+#endif
+#endif
+
 // The log-sum-exp beyond which its rounding error counts: a weight made from it is off by as much.
 constexpr float d_large_logsumexp = 16;
 // The same for a row of more keys than are held at a time, which costs a pass of its own.
