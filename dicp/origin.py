@@ -53,9 +53,9 @@ def merged_origins(*parts: Sequence[Origin]) -> tuple[Origin, ...]:
 
 
 def origin_of(node: fx.Node) -> Origin:
-    place = place_of(node)
+    location = location_of(node)
     line_of = node.meta.get(LINE_OF, "")
-    return Origin(node.name, operator_of(node), place.line, line_of, place.trace)
+    return Origin(node.name, operator_of(node), location.line, line_of, location.trace)
 
 
 def operator_of(node: fx.Node) -> str:
@@ -72,29 +72,29 @@ def mark_lines(gm: fx.GraphModule) -> None:
 
 
 @dataclass(frozen=True)
-class Place:
+class SourceLocation:
     """Where the user's code called an operator: its line, and the stack as PyTorch recorded it."""
 
     line: str = ""
     trace: str = ""
 
 
-def user_places(gm: fx.GraphModule) -> dict[str, Place]:
-    """The place in the user's code of every node that has one."""
-    return {node.name: place for node in gm.graph.nodes if (place := place_of(node)).line}
+def user_locations(gm: fx.GraphModule) -> dict[str, SourceLocation]:
+    """The location in the user's code of every node that has one."""
+    return {node.name: location for node in gm.graph.nodes if (location := location_of(node)).line}
 
 
-def place_of(node: fx.Node) -> Place:
+def location_of(node: fx.Node) -> SourceLocation:
     trace = node.meta.get("stack_trace") or ""
     lines = (line.strip() for line in trace.splitlines())
     frames = [line for line in lines if line.startswith("File ") and _TOOLS not in line]
     found = _FRAME.match(frames[-1]) if frames else None
-    return Place(f"{found[1]}:{found[2]}", trace) if found else Place()
+    return SourceLocation(f"{found[1]}:{found[2]}", trace) if found else SourceLocation()
 
 
 def user_line(node: fx.Node) -> str:
     """`file:line` of the innermost frame of the user's stack that the node came from."""
-    return place_of(node).line
+    return location_of(node).line
 
 
 def lines_of(origins: Sequence[Origin]) -> str:

@@ -12,7 +12,7 @@ from typing import Literal
 from dicp.origin import Origin
 
 StepKind = Literal["kernel", "library", "eager", "operator", "copy"]
-Place = Literal["caller", "constant", "workspace", "allocation", "call", "vendor"]
+MemoryOwner = Literal["caller", "constant", "workspace", "allocation", "call", "vendor"]
 """Where a tensor's memory comes from: the caller or a constant; the graph's workspace; an
 allocation of its own; a library or eager call; the vendor's graph compiler, which plans by itself.
 """
@@ -31,7 +31,7 @@ class Tensor:
     dtype: str
     shape: tuple[int, ...]
     nbytes: int
-    place: Place
+    place: MemoryOwner
     first: int
     last: int
     result: bool = False
@@ -47,7 +47,7 @@ class Access:
 
 
 @dataclass(frozen=True)
-class Step:
+class OutlineStep:
     """A kernel, a call, or an operator of a vendor's graph.
 
     name: of its source text where it has one. launch: the position in the program of what runs it;
@@ -74,6 +74,6 @@ class Step:
 class Outline:
     """Steps in the order they run, and the tensors by number. workspace: its bytes."""
 
-    steps: Sequence[Step]
+    steps: Sequence[OutlineStep]
     tensors: Sequence[Tensor]
     workspace: int = 0

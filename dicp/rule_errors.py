@@ -90,7 +90,7 @@ def naming_rule(
         problem = _problem(error)
         if problem is None:
             return None
-        place = "" if entry is None else place_in(entry.function, error)
+        place = "" if entry is None else failing_line(entry.function, error)
         culprits = _culprits(f"the rule at {place}" if place else "the rule", error)
         return RuleError(
             **call_of(node), target=target, problem=problem, place=place, culprits=culprits
@@ -107,7 +107,7 @@ def naming_semantics(operator: str, function: Callable[..., Any]) -> AbstractCon
         problem = _problem(error)
         if problem is None:
             return None
-        return SemanticsError(operator, problem, place_in(function, error))
+        return SemanticsError(operator, problem, failing_line(function, error))
 
     return _naming(named)
 
@@ -143,14 +143,14 @@ def worded(error: Exception) -> str:
     return f"{type(error).__name__}: {error}".rstrip(" .:")
 
 
-def place_in(function: Callable[..., Any], error: Exception) -> str:
+def failing_line(function: Callable[..., Any], error: Exception) -> str:
     """The last line of a function's file where `error` passed, else where the function is."""
     code = getattr(inspect.unwrap(function), "__code__", None)
     passed = code and _last_line(error, lambda frame: frame.f_code.co_filename == code.co_filename)
-    return passed or place_of(function)
+    return passed or definition_of(function)
 
 
-def place_of(function: Callable[..., Any]) -> str:
+def definition_of(function: Callable[..., Any]) -> str:
     """Where a function is defined; empty if it is not written in Python."""
     code = getattr(inspect.unwrap(function), "__code__", None)
     return "" if code is None else f"{code.co_filename}:{code.co_firstlineno}"
@@ -181,7 +181,7 @@ def result_of(target: Any, hook: str, result: T, kind: Any) -> T:
     kinds = kind if isinstance(kind, tuple) else (kind,)
     wanted = " or ".join(each.__name__ for each in kinds)
     problem = f"returns {described(result)}, no {wanted}"
-    raise TargetFailureError(target.name, hook, problem, place_of(getattr(target, hook)))
+    raise TargetFailureError(target.name, hook, problem, definition_of(getattr(target, hook)))
 
 
 def failure_of(
@@ -254,5 +254,5 @@ def raise_run_failure(
         raise error
     frames = traceback.extract_tb(error.__traceback__)
     below = [f"{frame.filename}:{frame.lineno}" for frame in frames[1:2]]  # of what caught it
-    place = below[0] if below else place_of(getattr(function, "func", function))
+    place = below[0] if below else definition_of(getattr(function, "func", function))
     raise RunFailureError(target, what, worded(error), place, sources) from error

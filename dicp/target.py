@@ -31,7 +31,7 @@ from dicp.errors import (
 from dicp.fused_attention import FusedAttention
 from dicp.origin import Origin
 from dicp.outline import Outline
-from dicp.rule_errors import line_in, place_of, refusal, worded
+from dicp.rule_errors import definition_of, line_in, refusal, worded
 from dicp.rules import DecisionKind, RuleTable
 from dicp.torch_private import OpOverload
 
@@ -443,7 +443,7 @@ def _problems_of_functions(kind: type) -> Iterator[str]:
             yield f"its {name} is a {type(own).__name__}, not a function"
         elif why := inspect.isfunction(own) and refusal(own, declared):
             passed = ", ".join(list(declared)[1:])
-            yield f"its {name}, at {place_of(own)}, does not take ({passed}): {why}"
+            yield f"its {name}, at {definition_of(own)}, does not take ({passed}): {why}"
 
 
 def _problems_of_facts(facts: Facts) -> Iterator[str]:

@@ -299,7 +299,7 @@ class Dispatcher:
 
     def index_of(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int:
         """The index of the device that a call runs on."""
-        place = place_of(args, kwargs)
+        place = device_of(args, kwargs)
         if place is None or place.index is None:
             return int(self.native.current_device())
         return place.index
@@ -495,7 +495,7 @@ def _laid_out(tensor: torch.Tensor, strides: Sequence[int]) -> bool:
     return all(size < 2 or a == b for size, a, b in pairs)
 
 
-def place_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> torch.device | None:
+def device_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> torch.device | None:
     """The device of the first device tensor among the arguments, else the device asked for."""
     asked = None
     for leaf in pytree.tree_leaves((list(args), dict(kwargs))):

@@ -19,7 +19,7 @@ from torch import fx
 
 from dicp import torch_private
 from dicp.dynamo_bridge.aot_graph import CompiledGraph, GraphCompiler, GraphInfo, Kind, unmarked
-from dicp.dynamo_bridge.aot_results import Slot, find_result, store_result
+from dicp.dynamo_bridge.aot_results import ResultLookup, find_result, store_result
 from dicp.dynamo_bridge.attention.flex import expose_flex_attention
 from dicp.dynamo_bridge.executables import interpreted
 from dicp.dynamo_bridge.frame_stack import in_own_chunk
@@ -94,8 +94,8 @@ def _compile_in_stages(
         fake_mode, shape_env, _, _, active_inputs = rest
         aot_config = dataclasses.replace(aot_config, enable_log=torch_private.logs_graphs())
 
-        slot = find_result(compiler, gm, fake_inputs, aot_config)
-        run, writes = slot.loaded, slot.writes
+        lookup = find_result(compiler, gm, fake_inputs, aot_config)
+        run, writes = lookup.loaded, lookup.writes
         if run is None:
             compiler.before_capture()
             torch_private.count_capture()
@@ -107,7 +107,7 @@ def _compile_in_stages(
             state.fw_metadata.act_input_indices = active_inputs
             capture = torch_private.aot_stage1_graph_capture(state, function)
             compile_fn = _compile_autograd if state.needs_autograd else _compile_inference
-            run = compile_fn(compiler, state, capture, slot)
+            run = compile_fn(compiler, state, capture, lookup)
             writes = bool(torch_private.overwritten_inputs(state.fw_metadata))
         own = fake_inputs[len(parameters) :]
     return _with_parameters(gm, run, parameters, _checks(gm, own, writes))
@@ -165,7 +165,9 @@ def _all_strided(inputs: Sequence[Any]) -> bool:
     return all(x.layout == torch.strided for x in inputs if isinstance(x, torch.Tensor))
 
 
-def _compile_inference(compiler: GraphCompiler, state: Any, capture: Any, slot: Slot) -> Any:
+def _compile_inference(
+    compiler: GraphCompiler, state: Any, capture: Any, lookup: ResultLookup
+) -> Any:
     graph, metadata, subclass = capture.graph_module, state.fw_metadata, capture.maybe_subclass_meta
     torch_private.log_inference_graph(graph, state.aot_config)
     torch_private.tensorify_python_scalars(graph)
@@ -189,7 +191,7 @@ def _compile_inference(compiler: GraphCompiler, state: Any, capture: Any, slot: 
     torch_private.make_runtime_safe(metadata, subclass)
     store_result(
         compiler,
-        slot,
+        lookup,
         metadata,
         made,
         "no result requires a gradient, though an input does" if detached else "",
@@ -252,7 +254,7 @@ class _Training:
     """Compiles both graphs of a training step and stores the result; keeps neither graph."""
 
     compiler: GraphCompiler
-    slot: Slot
+    lookup: ResultLookup
     capture: Any
     forward_info: GraphInfo
     backward_info: GraphInfo
@@ -287,7 +289,7 @@ class _Training:
         made = self.made
         store_result(
             self.compiler,
-            self.slot,
+            self.lookup,
             metadata,
             list(made.values()),
             compiled_fw=torch_private.BundledCompiledForward(made["forward"]),
@@ -303,7 +305,9 @@ class _Training:
         )
 
 
-def _compile_autograd(compiler: GraphCompiler, state: Any, capture: Any, slot: Slot) -> Any:
+def _compile_autograd(
+    compiler: GraphCompiler, state: Any, capture: Any, lookup: ResultLookup
+) -> Any:
     metadata, aot_config = state.fw_metadata, state.aot_config
     subclass = capture.maybe_subclass_meta
     forward, backward, saved_count, symints, detached, inputs = _split(compiler, state, capture)
@@ -313,7 +317,7 @@ def _compile_autograd(compiler: GraphCompiler, state: Any, capture: Any, slot: S
     _mark_tangents(backward)
     training = _Training(
         compiler,
-        slot,
+        lookup,
         capture,
         GraphInfo("forward", static),
         GraphInfo("backward", _same_names(forward, static, backward), _tangents(backward)),
@@ -330,9 +334,9 @@ def _compile_autograd(compiler: GraphCompiler, state: Any, capture: Any, slot: S
     )
     torch_private.make_runtime_safe(metadata, subclass)
     later = None
-    if slot.key and compiled_backward is not None:
+    if lookup.key and compiled_backward is not None:
         training.store(compiled_backward, backward, metadata, aot_config)
-    elif slot.key:
+    elif lookup.key:
         later = training.store_later
     run, _ = torch_private.make_autograd_function(
         aot_config,

@@ -38,7 +38,7 @@ _FORMAT: Final = 3
 
 
 @dataclass(frozen=True, eq=False)
-class Slot:
+class ResultLookup:
     """Where this compilation's result is stored (no key: nowhere), or the result found there.
 
     writes: whether the graph of the result changes the data of an input.
@@ -51,21 +51,23 @@ class Slot:
     guards: NewGuards = field(default_factory=NewGuards)
 
 
-def find_result(compiler: GraphCompiler, gm: Any, fake_inputs: list[Any], aot_config: Any) -> Slot:
+def find_result(
+    compiler: GraphCompiler, gm: Any, fake_inputs: list[Any], aot_config: Any
+) -> ResultLookup:
     """Looks the graph up among the stored results; a damaged entry raises nothing."""
     if compiler.result_cache is None:
         compiler.on_cache("off", "no cache")
-        return Slot()
+        return ResultLookup()
     try:
         symints = tuple(_all_symints(fake_inputs))
         ranges = ranges_of(symints)
         base = key_of(_FORMAT, autograd_key(gm, fake_inputs, aot_config), ranges, compiler.identity)
     except NotCacheableError as error:
         compiler.on_cache("bypass", str(error))
-        return Slot()
+        return ResultLookup()
     new_guards = NewGuards(symints)
     for key, entry in variants(compiler.result_cache, _CACHE_KIND, base):
-        slot = Slot(key, symints, guards=new_guards)
+        lookup = ResultLookup(key, symints, guards=new_guards)
         if entry is None:
             break
         try:
@@ -83,11 +85,11 @@ def find_result(compiler: GraphCompiler, gm: Any, fake_inputs: list[Any], aot_co
                 CacheWarning,
                 stacklevel=2,
             )
-            return slot
+            return lookup
         compiler.on_cache("hit", "")
-        return replace(slot, loaded=loaded, writes=writes)
+        return replace(lookup, loaded=loaded, writes=writes)
     compiler.on_cache("miss", "")
-    return slot
+    return lookup
 
 
 def _all_symints(fake_inputs: list[Any]) -> list[torch.SymInt]:
@@ -117,7 +119,7 @@ def _load(compiler: GraphCompiler, entry: Entry, fake_inputs: list[Any], aot_con
 
 def store_result(
     compiler: GraphCompiler,
-    slot: Slot,
+    lookup: ResultLookup,
     metadata: Any,
     made: list[CompiledGraph],
     reason: str = "",
@@ -127,19 +129,19 @@ def store_result(
 
     A failure loses only the cache entry.
     """
-    if compiler.result_cache is None or not slot.key:
+    if compiler.result_cache is None or not lookup.key:
         return
     if metadata.tokens:
         reason = "operators with side effects are ordered by tokens, which are not restored"
     elif any(graph.artifact_json is None for graph in made):
         reason = "a compiled graph has no stored form"
-    elif not slot.guards.only_on_symints():
+    elif not lookup.guards.only_on_symints():
         reason = "a number of the caller's, such as a float, became a constant"
     if reason:
         compiler.on_cache("bypass", reason)
         return
     try:
-        guards = guards_on(list(slot.symints))
+        guards = guards_on(list(lookup.symints))
         result = storable_result(runtime_metadata=metadata, guards_expr=guards or None, **parts)
         with disable_current_modes():
             content = pickle.dumps(result)
@@ -148,5 +150,5 @@ def store_result(
         return
     writes = b"1" if overwritten_inputs(metadata) else b""
     files = {"result": content, "guards": guards.encode(), "writes": writes}
-    compiler.result_cache.put(_CACHE_KIND, slot.key, files)
+    compiler.result_cache.put(_CACHE_KIND, lookup.key, files)
     compiler.on_cache("stored", "")

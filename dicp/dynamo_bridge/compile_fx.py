@@ -48,8 +48,8 @@ from dicp.dynamo_bridge.fuse.families import FUSE
 from dicp.dynamo_bridge.graph_cache import (
     StoredGraph,
     find_graph,
+    graph_context_key,
     graph_name,
-    identity_of,
     store_graph,
 )
 from dicp.dynamo_bridge.inspection import InspectedGraph, active_inspector, around
@@ -65,7 +65,7 @@ from dicp.dynamo_bridge.provenance import DYNAMO, dynamo_nodes
 from dicp.dynamo_bridge.specialize import Sizes, Sources, symbol_sources, traced_sizes
 from dicp.dynamo_bridge.stages import Stages
 from dicp.operator_choice import OperatorChoice, hidden
-from dicp.origin import Place, mark_lines, user_places
+from dicp.origin import SourceLocation, mark_lines, user_locations
 from dicp.target import Executable, Target
 
 T = TypeVar("T")
@@ -136,13 +136,13 @@ class Compilation(GraphCompiler):
         self.result_cache = None if config.freeze else self.graph_cache
         self.recomputes_operands = target.facts.recomputes_operands
         self.choice = OperatorChoice.of(config)
-        self.places: Mapping[str, Place] = user_places(gm)
+        self.user_locations: Mapping[str, SourceLocation] = user_locations(gm)
         self.functions: Mapping[str, Any] = {n.name: n.target for n in gm.graph.nodes}
         self.train = False
 
     @cached_property
     def identity(self) -> str:  # type: ignore[override]
-        return identity_of(self.target, self.config)
+        return graph_context_key(self.target, self.config)
 
     @cached_property
     def adaptor(self) -> Adaptor | None:
@@ -211,7 +211,7 @@ class Compilation(GraphCompiler):
 
     def load_graph(self, text: str) -> CompiledGraph:
         with self._observed(GraphReport("loaded", cache="aot")) as observer:
-            stored = StoredGraph.decode(text, self.places)
+            stored = StoredGraph.decode(text, self.user_locations)
             return CompiledGraph(text, self._restore(stored, observer))
 
     @contextlib.contextmanager
@@ -250,11 +250,11 @@ class Compilation(GraphCompiler):
                 return CompiledGraph(None, self._compile_per_size(gm, symbols, info, observer))
         mark_lines(gm)
         with observer.stage("graph key"):
-            slot = find_graph(self.graph_cache, gm, info, self.identity)
+            lookup = find_graph(self.graph_cache, gm, info, self.identity)
         report = observer.report
-        if slot.found is not None:
+        if lookup.found is not None:
             report.cache = "graph"
-            return CompiledGraph(slot.found.encode(), self._restore(slot.found, observer))
+            return CompiledGraph(lookup.found.encode(), self._restore(lookup.found, observer))
 
         line_of, first_node, first_kernel = dynamo_nodes(gm), len(report.nodes), len(report.kernels)
         captured = _copy(gm) if self.inspected else gm
@@ -269,7 +269,7 @@ class Compilation(GraphCompiler):
             return CompiledGraph(None, inspected)
         own_report = report.kind, tuple(report.nodes[first_node:]), kernels
         stored = StoredGraph(artifact, own_report, line_of)
-        return CompiledGraph(store_graph(self.cache, slot, stored), run)
+        return CompiledGraph(store_graph(self.cache, lookup, stored), run)
 
     def _passes(
         self, gm: fx.GraphModule, info: GraphInfo, observer: Observer | None = None

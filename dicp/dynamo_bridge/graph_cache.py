@@ -25,7 +25,7 @@ from dicp.dynamo_bridge.aot_graph import GraphInfo, OtherLinesError
 from dicp.dynamo_bridge.observe import GraphReport
 from dicp.dynamo_bridge.provenance import dynamo_nodes
 from dicp.dynamo_bridge.thresholds import MAX_VARIANTS
-from dicp.origin import Origin, Place, user_places
+from dicp.origin import Origin, SourceLocation, user_locations
 from dicp.rule_errors import result_of
 from dicp.serialize import bytes_of
 from dicp.target import Artifact, KernelReport, NodeReport, Target
@@ -45,7 +45,7 @@ class _NotStorable(Exception):
 
 
 @dataclass(frozen=True, eq=False)
-class Slot:
+class GraphLookup:
     """Where a graph's result is stored (no key: nowhere), and the result found there, if any."""
 
     facts: ShapeFacts
@@ -82,30 +82,32 @@ class StoredGraph:
         return json.dumps(plain, default=_plain_origin)
 
     @classmethod
-    def decode(cls, text: str, dynamo_places: Mapping[str, Place]) -> StoredGraph:
+    def decode(cls, text: str, dynamo_locations: Mapping[str, SourceLocation]) -> StoredGraph:
         """The graph stored as `text`, with the lines of the current Dynamo graph.
 
         Raises OtherLinesError.
         """
         line_of = json.loads(text)["line_of"]
-        places = {name: dynamo_places.get(source, Place()) for name, source in line_of.items()}
-        return cls._decoded(text, places, line_of)
+        locations = {
+            name: dynamo_locations.get(source, SourceLocation()) for name, source in line_of.items()
+        }
+        return cls._decoded(text, locations, line_of)
 
     @classmethod
     def decode_for(cls, text: str, gm: fx.GraphModule) -> StoredGraph:
         """The graph stored as `text`, with the lines of the captured graph `gm`."""
-        return cls._decoded(text, user_places(gm), dynamo_nodes(gm))
+        return cls._decoded(text, user_locations(gm), dynamo_nodes(gm))
 
     @classmethod
     def _decoded(
-        cls, text: str, places: Mapping[str, Place], line_of: Mapping[str, str]
+        cls, text: str, locations: Mapping[str, SourceLocation], line_of: Mapping[str, str]
     ) -> StoredGraph:
         def with_origins(value: dict[str, Any]) -> Any:
             if value.keys() != {_ORIGIN}:
                 return value
             node, op, source = value[_ORIGIN]
-            place = places.get(source, Place())
-            return Origin(node, op, place.line, source, place.trace)
+            location = locations.get(source, SourceLocation())
+            return Origin(node, op, location.line, source, location.trace)
 
         plain = json.loads(text, object_hook=with_origins)
         if any(origin.user_line != line for origin, line in plain["baked"]):
@@ -129,7 +131,7 @@ def _plain_origin(value: Any) -> dict[str, Any]:
     return {_ORIGIN: [value.node, value.op, value.line_of]}
 
 
-def identity_of(target: Target, config: Config) -> str:
+def graph_context_key(target: Target, config: Config) -> str:
     """The key of everything outside of a graph that changes its code."""
     return key_of(
         own_version(),
@@ -166,27 +168,29 @@ def source_of(kind: type[Target]) -> str:
     return key_of(_file_stats(Path(folder or file).parent if folder or is_package else Path(file)))
 
 
-def _file_stats(place: Path) -> list[str]:
+def _file_stats(path: Path) -> list[str]:
     """Name, size and time of every file in a folder, or of one file.
 
     Of any ending: a vendor's kernels, headers and tables have their own. Python's own `__pycache__`
     is left out: other processes write it, under names that vanish.
     """
-    found = [place] if place.is_file() else place.rglob("*")
+    found = [path] if path.is_file() else path.rglob("*")
     files = sorted(p for p in found if "__pycache__" not in p.parts and p.is_file())
-    stats = [(str(p.relative_to(place.parent)), p.stat()) for p in files]
+    stats = [(str(p.relative_to(path.parent)), p.stat()) for p in files]
     return [f"{name} {s.st_size} {s.st_mtime_ns}" for name, s in stats]
 
 
-def find_graph(cache: Cache | None, gm: fx.GraphModule, info: GraphInfo, identity: str) -> Slot:
+def find_graph(
+    cache: Cache | None, gm: fx.GraphModule, info: GraphInfo, identity: str
+) -> GraphLookup:
     """Looks a captured graph up, and adds the guards of what is found to this compilation."""
     facts = ShapeFacts.of(gm)
     if cache is None:
-        return Slot(facts)
+        return GraphLookup(facts)
     try:
         base = graph_key(gm, info, identity, facts)
     except _NotStorable:
-        return Slot(facts)
+        return GraphLookup(facts)
     for key, entry in variants(cache, _KIND, base):
         if entry is None:
             break
@@ -198,8 +202,8 @@ def find_graph(cache: Cache | None, gm: fx.GraphModule, info: GraphInfo, identit
         except OtherLinesError:
             continue
         facts.add(guards)
-        return Slot(facts, key, found)
-    return Slot(facts, key)
+        return GraphLookup(facts, key, found)
+    return GraphLookup(facts, key)
 
 
 def variants(cache: Cache, kind: str, base: str) -> Iterator[tuple[str, Entry | None]]:
@@ -212,15 +216,15 @@ def variants(cache: Cache, kind: str, base: str) -> Iterator[tuple[str, Entry | 
             return
 
 
-def store_graph(cache: Cache, slot: Slot, graph: StoredGraph) -> str | None:
+def store_graph(cache: Cache, lookup: GraphLookup, graph: StoredGraph) -> str | None:
     """Stores a compiled graph; returns its serialized form, or None if it has none."""
     if graph.artifact.objects:
         return None
     text = graph.encode()
-    guards = slot.facts.added()
-    if slot.key and guards is not None:
+    guards = lookup.facts.added()
+    if lookup.key and guards is not None:
         files = {"artifact.json": text.encode(), "guards.json": json.dumps(guards).encode()}
-        cache.put(_KIND, slot.key, files)
+        cache.put(_KIND, lookup.key, files)
     return text
 
 

@@ -27,7 +27,7 @@ ASSUMED_SIZE = 2.0**20
 """What a size counts as: that of a tensor in memory, which is not checked."""
 LIMITS = tuple(2**bits for bits in range(62, -1, -1))
 """Limits of the integers of a call; a graph has the largest that is safe."""
-Place = tuple[int, int | None]
+SizeSource = tuple[int, int | None]
 """An input's position, and a dimension of it if it is a tensor."""
 
 
@@ -58,28 +58,28 @@ class NumberChecks:
             return True
         if not self.divisors:
             return False
-        symbols = {name: _number(inputs, place) for name, place in self.sources.items()}
+        symbols = {name: _number(inputs, source) for name, source in self.sources.items()}
         with contextlib.suppress(NameError):  # a symbol that only data determines
             return any(_is_zero(divisor, symbols) for divisor in self.divisors)
         return False
 
 
-def _sources(traced: Sequence[Any]) -> tuple[dict[str, Place], list[str]]:
+def _sources(traced: Sequence[Any]) -> tuple[dict[str, SizeSource], list[str]]:
     """Where the value of each symbol is found, and the symbols that are no tensor's size."""
-    sizes: dict[str, Place] = {}
+    sizes: dict[str, SizeSource] = {}
     for position, value in enumerate(traced):
         for dim, size in enumerate(value.shape if isinstance(value, torch.Tensor) else ()):
             if is_plain_symbol(size):
                 sizes.setdefault(str(expression_of(size)), (position, dim))
-    integers: dict[str, Place] = {
+    integers: dict[str, SizeSource] = {
         str(expression_of(value)): (position, None)
         for position, value in enumerate(traced) if is_plain_symbol(value)
     }  # fmt: skip
     return integers | sizes, [name for name in integers if name not in sizes]
 
 
-def _number(inputs: Sequence[Any], place: Place) -> int:
-    position, dim = place
+def _number(inputs: Sequence[Any], source: SizeSource) -> int:
+    position, dim = source
     return inputs[position] if dim is None else inputs[position].shape[dim]  # type: ignore[no-any-return]
 
 

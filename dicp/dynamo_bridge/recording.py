@@ -18,7 +18,7 @@ from torch import fx
 from dicp.config import Config
 from dicp.dynamo_bridge.flops import count_flops
 from dicp.errors import DumpFolderError
-from dicp.outline import Step
+from dicp.outline import OutlineStep
 from dicp.private_files import reason_of
 from dicp.target import Program, Source, Target
 from dicp.torch_private import GraphBreak, first_sizes
@@ -58,7 +58,7 @@ def program_record(
     }  # fmt: skip
 
 
-def _sum(step: Step, flops: Mapping[str, int], steps_of: Mapping[str, int]) -> int | None:
+def _sum(step: OutlineStep, flops: Mapping[str, int], steps_of: Mapping[str, int]) -> int | None:
     """The operations of a step's nodes; None where a node's count is unknown, or where several
     operators of a vendor's graph compute the node together."""
     nodes = dict.fromkeys(origin.node for origin in step.origins)

@@ -14,7 +14,7 @@ import torch
 
 from dicp.torch_private import sharing_inputs
 
-Place = tuple[int, int | None, int | None]
+InputMemory = tuple[int, int | None, int | None]
 """An input's position, its offset in elements and the bytes of its memory; None: symbolic."""
 
 
@@ -32,19 +32,19 @@ class SharedMemory:
         return len(found) != len(self.traced) or not all(map(_agree, found, self.traced))
 
 
-def _groups(inputs: Sequence[Any]) -> list[list[Place]]:
-    return [[_place(k, inputs[k]) for k in group] for group in sharing_inputs(inputs)]
+def _groups(inputs: Sequence[Any]) -> list[list[InputMemory]]:
+    return [[_memory_of(k, inputs[k]) for k in group] for group in sharing_inputs(inputs)]
 
 
-def _place(position: int, value: torch.Tensor) -> Place:
+def _memory_of(position: int, value: torch.Tensor) -> InputMemory:
     numbers = (value.storage_offset(), value.untyped_storage().nbytes())
     offset, size = (number if isinstance(number, int) else None for number in numbers)
     return position, offset, size
 
 
-def _agree(found: Sequence[Place], traced: Sequence[Place]) -> bool:
+def _agree(found: Sequence[InputMemory], traced: Sequence[InputMemory]) -> bool:
     return len(found) == len(traced) and all(
         number is None or mine == number
-        for place, other in zip(found, traced, strict=True)
-        for mine, number in zip(place, other, strict=True)
+        for memory, other in zip(found, traced, strict=True)
+        for mine, number in zip(memory, other, strict=True)
     )

@@ -27,7 +27,7 @@ ALIGNMENT = 16
 
 
 @dataclass(frozen=True)
-class Place:
+class BufferAddress:
     """Where a buffer lies: the buffer that owns its memory, and the bytes from its start."""
 
     root: int
@@ -35,9 +35,9 @@ class Place:
     """None if it depends on sizes that are not known at compile time."""
 
 
-def place_of(
+def address_of(
     buffers: Sequence[Mapping[str, Any]], slot: int, external: Collection[int] = ()
-) -> Place:
+) -> BufferAddress:
     """Where `slot` lies; a buffer in `external` owns its memory even if it has a base."""
     offset: int | None = 0
     while buffers[slot]["base"] is not None and slot not in external:
@@ -46,7 +46,7 @@ def place_of(
         known = isinstance(step, int) and offset is not None
         offset = offset + step * width if known else None  # type: ignore[operator]
         slot = buffers[slot]["base"]
-    return Place(slot, offset)
+    return BufferAddress(slot, offset)
 
 
 def extent_of(buffer: Mapping[str, Any], symbols: Mapping[str, int]) -> int:
@@ -77,7 +77,8 @@ class LaunchPlan(Generic[AnyJob]):
             if b["role"] in ("input", "constant") or slot in made_by_calls
         }  # fmt: skip
         """Buffers that the program does not allocate: only a run knows their alignment."""
-        self.places = [place_of(self.buffers, k, made_by_calls) for k in range(len(self.buffers))]
+        slots = range(len(self.buffers))
+        self.addresses = [address_of(self.buffers, slot, made_by_calls) for slot in slots]
 
     def variant(
         self,
@@ -88,9 +89,9 @@ class LaunchPlan(Generic[AnyJob]):
         """The variant of `step`; without `symbols`, unknown sizes are assumed to be small."""
         aligned = []
         for slot in step["args"]:
-            place = self.places[slot]
-            known = place.offset is not None and place.offset % ALIGNMENT == 0
-            aligned.append(known and place.root not in misaligned)
+            address = self.addresses[slot]
+            known = address.offset is not None and address.offset % ALIGNMENT == 0
+            aligned.append(known and address.root not in misaligned)
         even = symbols is not None and bool(step["symbols"]) and all(
             evaluate_size(s, symbols) % ALIGNMENT == 0 for s in step["symbols"]
         )  # fmt: skip
@@ -191,7 +192,7 @@ class DeviceSegment:
         self.start = ctypes.addressof(table)
         self.no_scratch = ctypes.c_void_p()
         used = {s for step in launches for s in step["args"]}
-        roots = {device.plan.places[s].root for s in used}
+        roots = {device.plan.addresses[s].root for s in used}
         self.external = np.array(sorted(roots & device.plan.external), dtype=np.int64)
         self.addresses = np.ctypeslib.as_array(
             ctypes.cast(table, ctypes.POINTER(ctypes.c_uint64)), (len(table),)

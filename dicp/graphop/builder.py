@@ -21,7 +21,7 @@ from dicp.graphop.interpreter import Semantics
 from dicp.graphop.program import Bound, Item, Node, Operand, Slot, Value
 from dicp.graphop.prototype import Prototype, check_call
 from dicp.origin import Origin
-from dicp.rule_errors import described, naming_semantics, place_of, refusal
+from dicp.rule_errors import definition_of, described, naming_semantics, refusal
 from dicp.rules import NoRule
 from dicp.torch_private import FakeTensorMode, ShapeEnv, expression_of, statically_known_true
 
@@ -56,7 +56,7 @@ class Dialect:
             others = [attr.name for attr in prototype.attrs if attr.default is not None]
             inputs = [port.name for port in prototype.inputs]
             if why := refusal(meaning.function, inputs, every_call, others):
-                place = place_of(meaning.function)
+                place = definition_of(meaning.function)
                 yield f"the meaning of {kind} at {place}: {why} for {prototype.form()}"
 
 
@@ -151,7 +151,7 @@ class Builder(abc.ABC):
                 result = meaning.function(*arguments, **node.attrs)
             results = result if isinstance(result, (tuple, list)) else [result]
             if problem := _fault(node, prototype, results):
-                raise SemanticsError(node.kind, problem, place_of(meaning.function))
+                raise SemanticsError(node.kind, problem, definition_of(meaning.function))
             return [r.contiguous() for r in results]
 
     def meaning_of(self, value: Any) -> str:
@@ -159,7 +159,7 @@ class Builder(abc.ABC):
         kind = value.node.kind if isinstance(value, Value) else ""
         if kind not in self.dialect.semantics:
             return ""
-        return meaning_at(kind, place_of(self.dialect.semantics[kind].function))
+        return meaning_at(kind, definition_of(self.dialect.semantics[kind].function))
 
     @contextlib.contextmanager
     def inferring(self) -> Iterator[None]:

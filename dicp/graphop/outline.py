@@ -13,7 +13,7 @@ import torch
 
 from dicp.graphop.assemble import plain_size
 from dicp.graphop.program import LEAVES, Graph, GraphProgram, Node, Value, node_text
-from dicp.outline import Access, Outline, Place, Step, StepKind, Tensor
+from dicp.outline import Access, MemoryOwner, Outline, OutlineStep, StepKind, Tensor
 from dicp.serialize import evaluate_size
 
 
@@ -28,7 +28,7 @@ def outline(program: GraphProgram, sizes: Mapping[str, int]) -> Outline:
 class _Outliner:
     def __init__(self, program: GraphProgram, sizes: Mapping[str, int]) -> None:
         self.program, self.sizes = program, sizes
-        self.steps: list[Step] = []
+        self.steps: list[OutlineStep] = []
         self.rows: list[dict[str, Any]] = []
         """The fields of each Tensor of the outline."""
         self.slots: dict[int, int] = {}
@@ -59,7 +59,7 @@ class _Outliner:
         outlives = row["result"] or row["place"] in ("caller", "constant")
         return Tensor(**{**row, "last": len(self.steps) if outlives else row["last"]})
 
-    def _number(self, name: str, dtype: str, shape: Iterable[Any], place: Place) -> int:
+    def _number(self, name: str, dtype: str, shape: Iterable[Any], place: MemoryOwner) -> int:
         sizes = tuple(evaluate_size(size, self.sizes) for size in shape)
         count = torch.Size(sizes).numel() if sizes else 1
         nbytes = count * getattr(torch, dtype).itemsize if dtype else 0
@@ -70,7 +70,7 @@ class _Outliner:
         })  # fmt: skip
         return len(self.rows) - 1
 
-    def _slot(self, slot: int, place: Place) -> int:
+    def _slot(self, slot: int, place: MemoryOwner) -> int:
         if slot not in self.slots:
             row = self.program.serialized["slots"][slot]
             number = self._number(row["name"], row.get("dtype", ""), row.get("shape", ()), place)
@@ -88,7 +88,7 @@ class _Outliner:
         for access in (*read, *written):
             self.rows[access.tensor]["last"] = len(self.steps)
         origins = (origin,) if origin is not None else ()
-        made = Step(name, kind, launch, tuple(read), tuple(written), origins, text, group)
+        made = OutlineStep(name, kind, launch, tuple(read), tuple(written), origins, text, group)
         self.steps.append(made)
 
     def _call(self, step: Mapping[str, Any], launch: int) -> None:
@@ -135,7 +135,7 @@ class _Outliner:
         self._add(node.kind, "operator", launch, reads, writes, node.origin,
                   node_text(node), graph.name)  # fmt: skip
 
-    def _value(self, value: Value, place: Place) -> int:
+    def _value(self, value: Value, place: MemoryOwner) -> int:
         shape = [plain_size(size) for size in value.shape]
         name = value.node.name + (f":{value.index}" if value.index else "")
         return self._number(name, str(value.dtype).removeprefix("torch."), shape, place)

@@ -41,7 +41,7 @@ from dicp.graphop.text import Text
 from dicp.graphop.thresholds import MAX_PADDED
 from dicp.origin import Origin, lines_of
 from dicp.outline import Outline
-from dicp.rule_errors import naming_operators, place_of, raise_run_failure, refusal, result_of
+from dicp.rule_errors import definition_of, naming_operators, raise_run_failure, refusal, result_of
 from dicp.serialize import evaluate_size
 from dicp.specializations import Specializations
 from dicp.target import (
@@ -285,7 +285,7 @@ class GraphTarget(RuleTarget):
             run = result_of(self, "launch", self.launch(unit, built, cache, config), Callable)
         if why := refusal(run, ("inputs", "outputs")):
             problem = f"returns a function that does not take (inputs, outputs): {why}"
-            raise TargetFailureError(self.name, "launch", problem, place_of(run))
+            raise TargetFailureError(self.name, "launch", problem, definition_of(run))
         return run
 
     def _located(

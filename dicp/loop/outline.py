@@ -6,9 +6,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from dicp.effects import is_mutating
-from dicp.loop.schedule.placement import Placement, refs
-from dicp.loop.schedule.placement import Step as PlainStep
-from dicp.outline import Access, Outline, Place, Step, StepKind, Tensor
+from dicp.loop.schedule.placement import Placement, Step, refs
+from dicp.outline import Access, MemoryOwner, Outline, OutlineStep, StepKind, Tensor
 from dicp.serialize import resolve_operator
 from dicp.torch_private import schema_of
 
@@ -50,7 +49,7 @@ class _Outliner:
             place.workspace.offsets.get(slot),
         )
 
-    def _where(self, slot: int) -> Place:
+    def _where(self, slot: int) -> MemoryOwner:
         role = self.place.buffers[slot].role
         if role == "constant":
             return "constant"
@@ -60,7 +59,7 @@ class _Outliner:
             return "workspace"
         return "call" if slot in self.place.from_call else "allocation"
 
-    def _step(self, number: int, step: PlainStep) -> Step:
+    def _step(self, number: int, step: Step) -> OutlineStep:
         kind: StepKind
         if "kernel" in step:
             name, kind, writes = step["kernel"], "kernel", list(step["writes"])
@@ -75,7 +74,9 @@ class _Outliner:
         reads += [slot for slot in writes if self.place.root(slot) in self.seen]
         self.seen |= set(map(self.place.root, writes))
         origins = tuple(step["origins"])
-        return Step(name, kind, number, self._accesses(reads), self._accesses(writes), origins)
+        return OutlineStep(
+            name, kind, number, self._accesses(reads), self._accesses(writes), origins
+        )
 
     def _accesses(self, slots: Iterable[int]) -> tuple[Access, ...]:
         """The bytes of each tensor that these views show, at most all of it."""
@@ -90,7 +91,7 @@ class _Outliner:
         )
 
 
-def _overwritten(call: PlainStep) -> list[int]:
+def _overwritten(call: Step) -> list[int]:
     """The tensors among a call's arguments that its operator writes to."""
     op = resolve_operator(call["call"]) if isinstance(call["call"], str) else None
     if op is None or not is_mutating(op):

@@ -21,7 +21,7 @@ from dicp.op_tools.gradients import Gradients, InputEdges, watch
 from dicp.op_tools.held import HeldInputs, versions_of
 from dicp.op_tools.names import is_constructor, overwrites
 from dicp.op_tools.overwriting import written
-from dicp.op_tools.records import CallId, Place, heading, logger
+from dicp.op_tools.records import CallId, CallSite, heading, logger
 from dicp.op_tools.reference import (
     CPU,
     Reference,
@@ -51,7 +51,7 @@ class Record:
 
     operator: str
     id: CallId
-    place: Place
+    call_site: CallSite
     kind: str
     comparisons: list[Comparison] = field(default_factory=list)
     note: str = ""
@@ -342,7 +342,7 @@ class OpAutoCompare(FeatureWithRecords[Record]):
         return [(str(record.id), *c.row()) for c in record.comparisons]
 
     def _record(self, call: Call, kind: str) -> Record:
-        return Record(call.name, call.id, call.place, kind, judged_by=self.rule)
+        return Record(call.name, call.id, call.call_site, kind, judged_by=self.rule)
 
     def _report(
         self, record: Record, call: Call, result: Any, reference: Reference | None, wanted: Any
@@ -391,7 +391,7 @@ class OpAutoCompare(FeatureWithRecords[Record]):
             reference = Reference.of(call.name, call.operator, *given)
         base = self.folder / CAPTURES / call.name / str(os.getpid()) / "autocompare"
         folder = base / str(call.id.number) / call.id.time
-        facts = {"operator": call.name, "forward_id": str(call.id), "source": str(call.place),
+        facts = {"operator": call.name, "forward_id": str(call.id), "source": str(call.call_site),
                  "autocast": autocast_name(*given)}  # fmt: skip
         try:
             for side, args, kwargs, out in (
@@ -416,8 +416,8 @@ class OpAutoCompare(FeatureWithRecords[Record]):
         ]
         if failed:
             first = min(failed, key=lambda r: (r.id.number, r.kind == "backward"))
-            place = heading(first.operator, first.id, first.place)
-            lines.append(f"first failure: {place}")
+            where = heading(first.operator, first.id, first.call_site)
+            lines.append(f"first failure: {where}")
         logger().info("\n".join(lines))
 
     @property

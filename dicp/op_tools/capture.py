@@ -133,7 +133,7 @@ class OpCapture(Feature):
         return {
             "operator": call.name,
             "forward_id": str(call.id),
-            "source": str(call.place),
+            "source": str(call.call_site),
             "pid": os.getpid(),
             "autocast": autocast_name(call.args, call.kwargs),
         }

@@ -29,12 +29,12 @@ from dicp.op_tools.capture import CAPTURES, OpCapture
 from dicp.op_tools.frame import FRAME, Call
 from dicp.op_tools.graph_reference import (
     Evaluator,
+    call_site_of,
     is_random_node,
     is_tensor,
     moved_by_roundings,
     mutated_inputs,
     named_inputs,
-    place_of_nodes,
     placeholders,
     reproducer,
     tensor_nodes,
@@ -42,7 +42,7 @@ from dicp.op_tools.graph_reference import (
 from dicp.op_tools.graph_timing import timed
 from dicp.op_tools.overflow import OpOverflowCheck, Statistics, statistics
 from dicp.op_tools.overwriting import same_values
-from dicp.op_tools.records import CallId, Place, heading, logger
+from dicp.op_tools.records import CallId, CallSite, heading, logger
 from dicp.op_tools.tables import table
 from dicp.op_tools.timing import OpTimeMeasure
 from dicp.op_tools.verdict import COLUMNS, Comparison, as_promised, compare
@@ -327,7 +327,7 @@ def _judged(
     wanted = [n for n in wanted if not is_random_node(n)]
     if not wanted:
         return None
-    record = Record(name, CallId.new(), place_of_nodes(nodes), "kernel", judged_by="fp64")
+    record = Record(name, CallId.new(), call_site_of(nodes), "kernel", judged_by="fp64")
     record.nodes = ", ".join(f"{n.target} ({n.name})" for n in nodes)
     inside = {node.name for node in nodes}
     wide = Evaluator(graph.gm, values.real, inside, widen=True)
@@ -367,7 +367,7 @@ def _judge_graph(
     outputs: Sequence[Any],
 ) -> None:  # fmt: skip
     """Where every kernel agrees alone: the real results, and the passes before lowering."""
-    record = Record("graph", CallId.new(), Place(), "graph", judged_by="fp64")
+    record = Record("graph", CallId.new(), CallSite(), "graph", judged_by="fp64")
     record.nodes = f"{graph.info.kind} graph"
     for place, (got, own) in enumerate(zip(outputs, values.outputs, strict=True)):
         if isinstance(got, torch.Tensor):
@@ -413,7 +413,7 @@ def _statistics(
     read = dict.fromkeys(n for node in nodes for n in node.all_input_nodes if n not in nodes)
     inputs = [(f"{name} inputs {n.name}", real.get(n.name)) for n in read]
     outputs = [(f"{name} outputs {n.name}", real.get(n.name)) for n in nodes]
-    call = Call(name, _no_function, (), {}, place_of_nodes(nodes))
+    call = Call(name, _no_function, (), {}, call_site_of(nodes))
     return call, (statistics(inputs), statistics(outputs))
 
 
@@ -428,14 +428,14 @@ def _report_overwritten(
     operator = str(user.target)
     found = compare(operator, f"{operator} input {node.name}", new, old)
     found = replace(found, allclose=False, fp64=False, error_info=OVERWRITTEN)
-    place = place_of_nodes([user])
-    record = Record(operator, CallId.new(), place, "operator", [found], judged_by="fp64")
+    call_site = call_site_of([user])
+    record = Record(operator, CallId.new(), call_site, "operator", [found], judged_by="fp64")
     feature.keep(record)
     _print(feature, record)
 
 
 def _print(feature: OpAutoCompare, record: Record) -> None:
-    feature.say(heading(record.operator, record.id, record.place, record.kind, record.nodes))
+    feature.say(heading(record.operator, record.id, record.call_site, record.kind, record.nodes))
     feature.say(table(COLUMNS, [c.row() for c in record.comparisons]))
     feature.say(record.verdicts())
 
@@ -452,7 +452,7 @@ def _capture(
     script, given = reproducer(graph.gm, nodes, values.real, graph.target.name)
     results = {n.name: values.real[n.name] for n in nodes if n.name in values.real}
     facts = {"operator": name, "kernel": [str(n.target) for n in nodes],
-             "forward_id": str(number), "source": str(place_of_nodes(nodes))}  # fmt: skip
+             "forward_id": str(number), "source": str(call_site_of(nodes))}  # fmt: skip
     feature.save(folder / "input", {"args": tuple(given), "kwargs": {}}, facts)
     feature.save(folder / "output", results, facts)
     feature.write(folder / "reproduce.py", script)

@@ -27,7 +27,7 @@ from torch.overrides import TorchFunctionMode
 from dicp.config import misspelled_tool_variables
 from dicp.errors import OperatorNameError, ToolVariableError, ToolWarning
 from dicp.op_tools.names import COLLECTIVES, name_of, resolve
-from dicp.op_tools.records import CallId, Place, heading, logger, user_place
+from dicp.op_tools.records import CallId, CallSite, current_call_site, heading, logger
 from dicp.op_tools.selection import entries, is_selected, unmatched_names
 from dicp.op_tools.tables import argument_table
 from dicp.torch_private import pop_function_mode, push_function_mode
@@ -43,7 +43,7 @@ class Call:
     func: Callable[..., Any]
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
-    place: Place = field(default_factory=user_place)
+    call_site: CallSite = field(default_factory=current_call_site)
     plain: Callable[..., Any] | None = None
     """The operator itself where `func` is a compiled form of it."""
 
@@ -57,7 +57,7 @@ class Call:
         return CallId.new()
 
     def heading(self, *more: str) -> str:
-        return heading(self.name, self.id, self.place, *more)
+        return heading(self.name, self.id, self.call_site, *more)
 
 
 class Feature:

@@ -13,7 +13,7 @@ from torch.fx.node import map_aggregate, map_arg
 from dicp.compare import FLOOR_ULPS
 from dicp.effects import is_random
 from dicp.op_tools import trees
-from dicp.op_tools.records import Place
+from dicp.op_tools.records import CallSite
 from dicp.op_tools.reference import copied, reference_rules
 from dicp.origin import user_line
 from dicp.torch_private import schema_of
@@ -220,10 +220,10 @@ def reproducer(
     return _SCRIPT.format(body=body, backend=f"{target}graph"), [known.value(n) for n in read]
 
 
-def place_of_nodes(nodes: Sequence[fx.Node]) -> Place:
+def call_site_of(nodes: Sequence[fx.Node]) -> CallSite:
     """The last of the nodes' lines that is known."""
     for node in reversed(nodes):
         file, _, line = user_line(node).rpartition(":")
         if file:
-            return Place(file, int(line), "")
-    return Place()
+            return CallSite(file, int(line), "")
+    return CallSite()

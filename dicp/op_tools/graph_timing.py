@@ -11,7 +11,7 @@ from torch import fx
 
 from dicp.dynamo_bridge.inspection import InspectedGraph
 from dicp.effects import is_view
-from dicp.op_tools.graph_reference import place_of_nodes
+from dicp.op_tools.graph_reference import call_site_of
 from dicp.op_tools.records import CallId
 from dicp.op_tools.timing import OpTimeMeasure, Timing
 from dicp.origin import profiled_name
@@ -57,19 +57,19 @@ def _timings(graph: InspectedGraph, spent: Mapping[str, Sequence[float]]) -> Ite
             for time, node in zip_longest(times, callers.get(name, [])[: len(times)]):
                 called = str(node.target) if node is not None else name
                 yield Timing(
-                    called, CallId.new(), place_of_nodes([node] if node is not None else []), time
+                    called, CallId.new(), call_site_of([node] if node is not None else []), time
                 )
 
 
 def _timings_of_kernel(name: str, inside: Sequence[fx.Node], total: float) -> Iterator[Timing]:
     """The kernel's, and for each of its operators a share by the bytes of its result."""
     number = CallId.new()
-    yield Timing(name, number, place_of_nodes(inside), total)
+    yield Timing(name, number, call_site_of(inside), total)
     sizes = [_bytes(node) for node in inside]
     if len(inside) > 1 and any(sizes):
         for node, size in zip(inside, sizes, strict=True):
             share = total * size / sum(sizes)
-            yield Timing(str(node.target), number, place_of_nodes([node]), share, estimated=True)
+            yield Timing(str(node.target), number, call_site_of([node]), share, estimated=True)
 
 
 def _bytes(node: fx.Node) -> int:

@@ -99,14 +99,14 @@ class ModuleReport:
                 worst = max((c.max_abs for c in r.comparisons), default=0.0)
                 relative = max((c.max_relative for c in r.comparisons), default=0.0)
                 yield (path or "(model)", "", f"{r.kind} {r.operator}", f"{worst:.9f}",
-                       f"{relative:.9f}", "wrong", r.place.short)  # fmt: skip
+                       f"{relative:.9f}", "wrong", r.call_site.short)  # fmt: skip
 
     def __str__(self) -> str:
         rows = [row for record in self.records for row in record.rows()]
         lines = [table(COLUMNS, rows)] if rows else []
         for path, records in self.inside.items():
             for r in records:
-                where = f" at {r.place.short}" if r.place.short else ""
+                where = f" at {r.call_site.short}" if r.call_site.short else ""
                 lines.append(f"in {path or '(model)'}: {r.kind} {r.operator}{where}")
         tensors = sum(len(r.comparisons) for r in self.records)
         head = f"one_iter: {len(self.records)} calls of modules, {tensors} tensors, "
@@ -203,18 +203,20 @@ class Comparing:
         """The error that says how the model differs from the recorded one."""
         return RecordingMismatchError(self.recording.folder, differences)
 
-    def _eager(self, step: Step, module: nn.Module) -> Values:
+    def _eager(self, recorded_call: RecordedCall, module: nn.Module) -> Values:
         """The values of a module in eager. Raises RecordingMismatchError."""
-        name = f"{step.call.name} ({type(module).__name__})"
+        name = f"{recorded_call.call.name} ({type(module).__name__})"
         same = copy.deepcopy(module)
         try:
-            values = step.run(same, same)
+            values = recorded_call.run(same, same)
         except Exception as error:  # modules raise whatever they like
             text = f"{name} cannot be run on its recorded inputs and gradients: {_reason(error)}"
-            weights = self.recording.load(f"iteration{step.call.iteration}", "weights_before").value
+            weights = self.recording.load(
+                f"iteration{recorded_call.call.iteration}", "weights_before"
+            ).value
             raise self._other(text, *_differences(weights, self.eager.state_dict())) from error
-        if self.recording.has(step.call.folder, "output"):
-            saved = self.recording.load(step.call.folder, "output").value
+        if self.recording.has(recorded_call.call.folder, "output"):
+            saved = self.recording.load(recorded_call.call.folder, "output").value
             recorded = {f"output[{k}]": t for k, t in enumerate(trees.tensors(saved))}
             given = {n: v for n, v in values.items() if n.startswith("output")}
             # The dtypes that autocast gives differ between devices.
@@ -226,14 +228,14 @@ class Comparing:
     def _judged(self, call: ModuleCall) -> ModuleRecord:
         record = ModuleRecord(call)
         try:
-            step = Step.read(self.recording, call)
+            recorded_call = RecordedCall.read(self.recording, call)
             module = self.eager.get_submodule(call.path)
         except (CaptureFormatError, AttributeError) as error:
             record.note = f"not run: {str(error).splitlines()[0]}"
             return record
-        eager = self._eager(step, module)
-        wanted = step.run(*widened_module(module), wide=True)
-        got = step.run(*self._tested_module(call.path, module), device=self.tested.device)
+        eager = self._eager(recorded_call, module)
+        wanted = recorded_call.run(*widened_module(module), wide=True)
+        got = recorded_call.run(*self._tested_module(call.path, module), device=self.tested.device)
         if call.random and self.tested.device != CPU:
             record.note = "random: shape and dtype only"
             wanted = eager = got
@@ -256,10 +258,10 @@ class Comparing:
 
     def _diverging_operators(self, call: ModuleCall) -> list[Record]:
         """What diverges in a compiled module's graphs: operators, else kernels."""
-        step = Step.read(self.recording, call)
+        recorded_call = RecordedCall.read(self.recording, call)
         module = self.eager.get_submodule(call.path)
         with OpAutoCompare().silently() as tool:
-            step.run(*self._tested_module(call.path, module), device=self.tested.device)
+            recorded_call.run(*self._tested_module(call.path, module), device=self.tested.device)
         failed = [r for r in tool.failures if r.kind in ("operator", "kernel")]
         return [r for r in failed if r.kind == "operator"] or failed
 
@@ -315,12 +317,12 @@ class Comparing:
             if call.path:
                 continue
             self._load(call.iteration)
-            step = Step.read(self.recording, call)
-            self._eager(step, self.eager)
-            wanted = _run_recorded(step, *widened_module(self.eager), wide=True)
+            recorded_call = RecordedCall.read(self.recording, call)
+            self._eager(recorded_call, self.eager)
+            wanted = _run_recorded(recorded_call, *widened_module(self.eager), wide=True)
             same = copy.deepcopy(self.eager)
-            eager = _run_recorded(step, same, same)
-            got = _run_recorded(step, *self._chained_model(), device=self.tested.device)
+            eager = _run_recorded(recorded_call, same, same)
+            got = _run_recorded(recorded_call, *self._chained_model(), device=self.tested.device)
             report.records += _paired(call, got, wanted, eager)
         return report
 
@@ -337,7 +339,7 @@ class Comparing:
 
 
 @dataclass(frozen=True)
-class Step:
+class RecordedCall:
     """What a module was given: inputs, gradients of its outputs, the state of random numbers."""
 
     call: ModuleCall
@@ -347,7 +349,7 @@ class Step:
     random_state: torch.Tensor
 
     @classmethod
-    def read(cls, recording: Recording, call: ModuleCall) -> Step:
+    def read(cls, recording: Recording, call: ModuleCall) -> RecordedCall:
         """Raises CaptureFormatError."""
         saved = recording.load(call.folder, "input")
         gradients: list[Any] = []
@@ -494,11 +496,11 @@ class _Memory:
 
 
 def _run_recorded(
-    step: Step, module: nn.Module, function: nn.Module, **options: Any
+    recorded_call: RecordedCall, module: nn.Module, function: nn.Module, **options: Any
 ) -> tuple[list[ModuleCall], Mapping[str, Values]]:
     sink = _Memory()
     with Recorder(function, None, sink) as recorder:
-        step.run(module, function, **options)
+        recorded_call.run(module, function, **options)
     return recorder.calls, sink.values
 
 

@@ -13,7 +13,7 @@ from dicp.errors import OverflowFoundError
 from dicp.op_tools.capture import argument_rows, gradient_rows, result_rows
 from dicp.op_tools.frame import Call, Feature, Proceed
 from dicp.op_tools.gradients import Gradients, InputEdges, watch
-from dicp.op_tools.records import CallId, Place, heading, logger
+from dicp.op_tools.records import CallId, CallSite, heading, logger
 from dicp.op_tools.tables import table
 from dicp.op_tools.verdict import dense_chunks
 
@@ -108,7 +108,7 @@ class Finding:
     tensor: str
     counted: str
     id: CallId
-    place: Place
+    call_site: CallSite
     in_inputs: bool
 
 
@@ -170,10 +170,10 @@ class OpOverflowCheck(Feature):
             return
         carried = any(r.bad for r in inputs)
         with self._lock:
-            found = Finding(call.name, bad.name, bad.counted, call.id, call.place, carried)
+            found = Finding(call.name, bad.name, bad.counted, call.id, call.call_site, carried)
             self.findings.append(found)
         if self.raise_on_bad:
-            raise OverflowFoundError(call.name, bad.name, bad.counted, call.place.short)
+            raise OverflowFoundError(call.name, bad.name, bad.counted, call.call_site.short)
 
     @property
     def first(self) -> Finding | None:
@@ -186,7 +186,7 @@ class OpOverflowCheck(Feature):
         if first is None:
             logger().info("overflow_check: no inf or nan")
             return
-        where = heading(first.operator, first.id, first.place, first.counted)
+        where = heading(first.operator, first.id, first.call_site, first.counted)
         logger().info(f"overflow_check: first inf or nan in {first.tensor}: {where}")
 
 

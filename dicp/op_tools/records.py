@@ -63,7 +63,7 @@ class CallId:
 
 
 @dataclass(frozen=True)
-class Place:
+class CallSite:
     """A line of the user's program, with the stack above it where OP_TOOLS_PRINT_STACK is 1."""
 
     file: str = ""
@@ -80,25 +80,25 @@ class Place:
         return f"{self.short} {self.function}: {source}" if self.file else ""
 
 
-def user_place() -> Place:
+def current_call_site() -> CallSite:
     """The innermost frame outside PyTorch and the tools."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and _is_own(frame.f_code.co_filename):
         frame = frame.f_back
     if frame is None:
-        return Place()
+        return CallSite()
     stack = ""
     if tool_variable("OP_TOOLS_PRINT_STACK") == "1":
         stack = "".join(traceback.format_stack(frame))
-    return Place(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name, stack)
+    return CallSite(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name, stack)
 
 
 def _is_own(file: str) -> bool:
     return file.startswith(_OWN) or file.startswith("<") or file == __file__
 
 
-def heading(name: str, number: CallId, place: Place, *more: str) -> str:
+def heading(name: str, number: CallId, call_site: CallSite, *more: str) -> str:
     """The first line of a record."""
-    parts = [name, f"forward_id:{number}", str(place), *more]
+    parts = [name, f"forward_id:{number}", str(call_site), *more]
     line = "    ".join(part for part in parts if part)
-    return f"{line}\n{place.stack}" if place.stack else line
+    return f"{line}\n{call_site.stack}" if call_site.stack else line

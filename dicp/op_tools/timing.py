@@ -14,7 +14,7 @@ from dicp.op_tools import trees
 from dicp.op_tools.collectives import outputs_of, wait_for
 from dicp.op_tools.frame import FRAME, Call, Proceed
 from dicp.op_tools.gradients import InputEdges, nodes_of
-from dicp.op_tools.records import CallId, Place, logger
+from dicp.op_tools.records import CallId, CallSite, logger
 from dicp.op_tools.results import FeatureWithRecords, Rows
 from dicp.op_tools.tables import table
 
@@ -35,7 +35,7 @@ class Timing:
 
     name: str
     id: CallId
-    place: Place
+    call_site: CallSite
     forward: float | None
     backward: float | None = None
     inputs: str = ""
@@ -78,7 +78,7 @@ class OpTimeMeasure(FeatureWithRecords[Timing]):
         wait_for(call, result)
         spent = max(end() - self.overhead, 0.0)
         record = Timing(
-            call.name, call.id, call.place, spent,
+            call.name, call.id, call.call_site, spent,
             inputs=_described((call.args, call.kwargs)),
             outputs=_described(outputs_of(call, result)),
         )  # fmt: skip

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 PLACES = ("caller", "constant", "workspace", "allocation", "call", "vendor")
-"""As in `dicp.outline.Place`, in the order of the chart from the bottom up."""
+"""As in `dicp.outline.MemoryOwner`, in the order of the chart from the bottom up."""
 
 
 def memory_over_run(tensors: Sequence[Mapping[str, Any]], steps: int) -> dict[str, list[int]]:

@@ -74,7 +74,7 @@ def inputs(size: int = 8) -> tuple[torch.Tensor, ...]:
 
 def named(tool: op_tools.OpAutoCompare) -> set[tuple[str, int]]:
     found = [r for r in tool.results if r.kind == "operator" and not r.ok]
-    return {(record.operator, record.place.line) for record in found}
+    return {(record.operator, record.call_site.line) for record in found}
 
 
 def marked(op: object) -> str:
@@ -88,7 +88,7 @@ def test_every_planted_fault_is_named_and_nothing_else(capsys: pytest.CaptureFix
     lines = lines_of(many)
     assert len(MANY) >= 20
     assert named(tool) == {(str(op), lines[marked(op)]) for op in MANY}
-    assert all(r.place.file == __file__ for r in tool.failures)
+    assert all(r.call_site.file == __file__ for r in tool.failures)
     text = capsys.readouterr().out
     first = next(x for x in text.splitlines() if x.startswith("diverging kernel: "))
     assert f"operator: aten.sin.default (sin) at {__file__}:{lines['sin']}" in first
@@ -230,7 +230,7 @@ def test_time_of_products_and_of_calls_between_kernels() -> None:
     compiled = torch.compile(program, backend="cpugraph", options={"eager_ops": "sort"})
     with op_tools.OpTimeMeasure(quiet=True) as tool:
         compiled(torch.randn(60, 60))
-    times = [(r.name, r.place.line > 0) for r in tool.results if not r.estimated]
+    times = [(r.name, r.call_site.line > 0) for r in tool.results if not r.estimated]
     products = [known for name, known in times if "product" in name or "mm" in name]
     assert products == [True, True] and ("aten.sort.default", True) in times, times
     assert not any("empty" in name or "view" in name for name, _ in times)

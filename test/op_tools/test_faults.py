@@ -74,9 +74,9 @@ def test_autocompare_in_a_compiled_graph(kind: str, target: str) -> None:
     model = Model()
     with fault(kind, target), op_tools.OpAutoCompare(quiet=True) as tool, torch.no_grad():
         torch.compile(model, backend=f"{target}graph", dynamic=False)(example())
-    wrong = {(r.operator, r.place.line) for r in tool.failures if r.kind == "operator"}
+    wrong = {(r.operator, r.call_site.line) for r in tool.failures if r.kind == "operator"}
     assert wrong == {(str(OPERATORS[kind]), mark(kind))}
-    assert all(r.place.file == __file__ for r in tool.failures if r.kind == "operator")
+    assert all(r.call_site.file == __file__ for r in tool.failures if r.kind == "operator")
 
 
 def hot(x: torch.Tensor) -> torch.Tensor:
@@ -103,7 +103,7 @@ def test_overflow_check_in_a_compiled_graph(op: Any, target: str) -> None:
     first = tool.first
     assert first is not None and first.operator == str(op) and not first.in_inputs
     line = lines_of(hot)[str(op).split(".")[1]]
-    assert (first.place.file, first.place.line) == (__file__, line)
+    assert (first.call_site.file, first.call_site.line) == (__file__, line)
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -147,7 +147,7 @@ def test_one_iter(kind: str, target: str) -> None:
     assert record.path == "1"
     names = {c.name for c in record.comparisons if not c.fp64}
     assert names == ({"input[0]"} if kind == WRITE else {"output[0]"})
-    found = {(r.operator, r.place.line) for r in report.inside["1"]}
+    found = {(r.operator, r.call_site.line) for r in report.inside["1"]}
     assert found == {(str(OPERATORS[kind]), mark(kind))}
 
 
@@ -230,7 +230,7 @@ def test_autocompare_in_eager_code(wrong_kernel: str) -> None:
         torch.relu(y)
     (record,) = tool.failures
     lines = Path(__file__).read_text().splitlines()
-    assert record.operator == f"torch.{name}" and "# called" in lines[record.place.line - 1]
+    assert record.operator == f"torch.{name}" and "# called" in lines[record.call_site.line - 1]
     wrong = [c.name for c in record.comparisons if not c.allclose]
     assert wrong == [f"torch.{name} {'input' if wrong_kernel == WRITE else 'output'}"]
 

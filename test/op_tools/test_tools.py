@@ -20,7 +20,7 @@ from dicp.errors import OverflowFoundError, ToolVariableError
 from dicp.op_tools import gradients, storage
 from dicp.op_tools.autocompare import Record
 from dicp.op_tools.held import Held, HeldInputs
-from dicp.op_tools.records import CallId, Place
+from dicp.op_tools.records import CallId, CallSite
 from dicp.op_tools.verdict import Comparison, compare, tolerance
 
 RANDOM = "random operator: shape and dtype only"
@@ -181,7 +181,7 @@ def test_a_wrong_operator_is_named_and_saved(
     with op_tools.OpAutoCompare() as tool:
         torch.cos(torch.sin(torch.tanh(x)))  # here
     (record,) = tool.failures
-    assert record.operator == "torch.sin" and "# here" in str(record.place)
+    assert record.operator == "torch.sin" and "# here" in str(record.call_site)
     assert record.ratio > 40
     text = capsys.readouterr().out
     assert "verdicts: tolerance False" in text and "torch.sin inputs(cpu)" in text
@@ -231,7 +231,7 @@ def test_comparing_values() -> None:
     shape = compare("o", "o", torch.ones(2), torch.ones(3))
     assert shape.error_info == "Inconsistent shape: (2,) (3,)" and not shape.allclose
     assert compare("o", "o", torch.ones(2), -torch.ones(2)).cosine == pytest.approx(-1)
-    record = Record("o", CallId.new(), Place(), "forward", [
+    record = Record("o", CallId.new(), CallSite(), "forward", [
         Comparison("a", True, 1.0), Comparison("b", True, 0.25)])  # fmt: skip
     assert record.cosine == 0.25, "the lowest of all, not the highest"
     assert compare("o", "o", 2, 2).allclose and not compare("o", "o", 2, 3).allclose
@@ -540,7 +540,8 @@ def test_overflow_names_the_first_offender(capsys: pytest.CaptureFixture[str]) -
         y = torch.mul(x, x)  # too large
         torch.add(y, 1)
     first = tool.first
-    assert first is not None and first.operator == "torch.mul" and "too large" in str(first.place)
+    assert first is not None and first.operator == "torch.mul"
+    assert "too large" in str(first.call_site)
     text = capsys.readouterr().out
     assert "torch.tanh outputs" not in text and "norm_inf" in text
     assert "first inf or nan in torch.mul outputs: torch.mul " in text

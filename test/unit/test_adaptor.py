@@ -20,7 +20,7 @@ from torch._dynamo.exc import BackendCompilerFailed
 from dicp.adaptor import Adaptor, find_adaptor, read_adaptor
 from dicp.config import Config
 from dicp.dynamo_bridge.compile_fx import compile_fx
-from dicp.dynamo_bridge.graph_cache import identity_of
+from dicp.dynamo_bridge.graph_cache import graph_context_key
 from dicp.errors import AdaptorFileError, NarrowingError
 from dicp.testing import BackendUnderTest
 from dicp.testing.coverage import OPERATORS
@@ -237,10 +237,10 @@ def test_integers_that_do_not_fit_are_refused(run: Run) -> None:
 
 def test_the_file_is_part_of_the_key(tmp_path: Path) -> None:
     file, target = tmp_path / "chip.yaml", CpuTarget()
-    config, keys = Config(convert_config=file), [identity_of(target, Config())]
+    config, keys = Config(convert_config=file), [graph_context_key(target, Config())]
     for text in (COMMON, ND):
         file.write_text(text)
-        keys.append(identity_of(target, config))
+        keys.append(graph_context_key(target, config))
     assert len(set(keys)) == 3
     with pytest.raises(AdaptorFileError, match=r"[^0]: there is no such file"):
         find_adaptor(target, Config(convert_config=tmp_path / "none.yaml"))

@@ -132,7 +132,7 @@ def test_whichever_function_fails_eager_code_runs(
     functions = calls.functions()
     assert {phase for _, phase in functions} == phases
     names = {function.__name__ for function, _ in functions}
-    assert names >= {"graph_name", "active_inspector", "around", "user_places"}
+    assert names >= {"graph_name", "active_inspector", "around", "user_locations"}
     assert len(names) > 50
     for function, phase in functions[part::PARTS]:
         try:

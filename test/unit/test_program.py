@@ -12,7 +12,7 @@ from torch import Tensor
 
 from dicp.dynamo_bridge.graph_cache import StoredGraph
 from dicp.loop.program import ProgramBuilder
-from dicp.origin import Place
+from dicp.origin import SourceLocation
 from dicp.serialize import decode_constant, evaluate_size, resolve_operator
 from dicp.target import Artifact
 
@@ -27,7 +27,8 @@ def test_plain_form_survives_json() -> None:
         origins = {origin for step in program.serialized["steps"] for origin in step["origins"]}
         lines = {origin.line_of: origin.user_line for origin in origins}
         stored = StoredGraph(Artifact("cpu", program.serialized), ("inference", (), ()), lines)
-        back = StoredGraph.decode(stored.encode(), {line: Place(line) for line in lines.values()})
+        locations = {line: SourceLocation(line) for line in lines.values()}
+        back = StoredGraph.decode(stored.encode(), locations)
         assert back.artifact.program == program.serialized and back == stored
 
 

@@ -73,11 +73,11 @@ def _pad(fold: Fold) -> Callable[..., Value]:
     return lowered
 
 
-Place = tuple[Index, list[Expr]]
+GuardedCoordinate = tuple[Index, list[Expr]]
 """A coordinate in the padded tensor, and the conditions under which it holds an element."""
 
 
-def _reflections(i: Index, last: Size, low: int, high: int) -> list[Place]:
+def _reflections(i: Index, last: Size, low: int, high: int) -> list[GuardedCoordinate]:
     here = ir.index_value(i)
     left = [compare("gt", here, 0), compare("le", here, low)]
     right = [
@@ -91,7 +91,7 @@ def _reflections(i: Index, last: Size, low: int, high: int) -> list[Place]:
     ]  # fmt: skip
 
 
-def _replications(i: Index, last: Size, low: int, high: int) -> list[Place]:
+def _replications(i: Index, last: Size, low: int, high: int) -> list[GuardedCoordinate]:
     first = [compare("le", ir.index_value(i), 0)]
     final = [compare("ge", ir.index_value(i), ir.index_value(Index(last)))]
     return [
@@ -100,7 +100,9 @@ def _replications(i: Index, last: Size, low: int, high: int) -> list[Place]:
     ]  # fmt: skip
 
 
-def _pad_backward(fold: Fold, places: Callable[..., list[Place]]) -> Callable[..., Value]:
+def _pad_backward(
+    fold: Fold, places: Callable[..., list[GuardedCoordinate]]
+) -> Callable[..., Value]:
     def lowered(lw: Lowering, g: Value, x: Value, padding: Sequence[Any]) -> Value:
         dtype = opmath_dtype(g.dtype)
         sizes = x.shape[x.ndim - len(padding) // 2 :]

@@ -28,7 +28,7 @@ from dicp.loop.runtime.device import DeviceRuntime, Native, Pool, Segment
 from dicp.loop.runtime.profiled import ProfiledSteps
 from dicp.loop.schedule.memory import ALIGNMENT
 from dicp.loop.schedule.placement import Placement, Step, is_ref, refs
-from dicp.rule_errors import described, place_of, raise_run_failure
+from dicp.rule_errors import definition_of, described, raise_run_failure
 from dicp.serialize import (
     callable_of,
     decode_argument,
@@ -265,7 +265,7 @@ class ExecutionPlan:
             self._raise_failure(launches, make, error)
         if not isinstance(segment, Segment):
             problem = f"returns {described(segment)}, which lacks the methods run and run_one"
-            raise TargetFailureError(self.loaded.target, "segment", problem, place_of(make))
+            raise TargetFailureError(self.loaded.target, "segment", problem, definition_of(make))
         return segment
 
     def _checked(self, run: Callable[[], int], launches: Sequence[Step]) -> RunStep:

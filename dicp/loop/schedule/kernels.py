@@ -30,7 +30,7 @@ from dicp.loop.passes.inline import cost_of, inline
 from dicp.loop.schedule.form import FormChooser
 from dicp.loop.schedule.fusion import fuse
 from dicp.loop.schedule.groups import CrossRow, Group
-from dicp.loop.schedule.legality import is_outer, mapping_of, pass_numbers, place_of
+from dicp.loop.schedule.legality import is_outer, mapping_of, pass_numbers, result_coordinates
 from dicp.loop.schedule.nest import Nest
 from dicp.loop.schedule.partition import partitioned
 from dicp.loop.schedule.transposes import transposed_operands
@@ -143,7 +143,7 @@ class _KernelBuilder:
             mapping = mapping_of(self.group, node)
             rewrite = Rewriter(mapping, lambda item: self._read(item, 0))
             return flatten([rewrite.index(i) for i in node.target], node.out.strides)
-        return flatten(place_of(self.group, node), node.out.strides)
+        return flatten(result_coordinates(self.group, node), node.out.strides)
 
     def _worth_saving(self, node: Compute) -> bool:
         size = product(self.group.dims[k] for k in self.group.axes or ())

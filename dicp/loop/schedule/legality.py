@@ -38,7 +38,7 @@ def _reads_at_own_point(group: Group, node: Compute, producers: Mapping[Ref, Com
     read = [(item, producers[item.ref]) for item in node.loads() if item.ref in producers]
     mapping = mapping_of(group, node) if read else {}
     for item, producer in read:
-        if tuple(c.substitute(mapping) for c in item.coords) != place_of(group, producer):
+        if tuple(c.substitute(mapping) for c in item.coords) != result_coordinates(group, producer):
             return False
         per_point = producer not in group.rows_only and producer.kind != "reduce"
         if node in group.rows_only and per_point:
@@ -111,7 +111,7 @@ def mapping_of(group: Group, node: Compute) -> dict[Var, Index]:
     return {Var(i, s): c for i, (s, c) in enumerate(zip(node.shape, coords, strict=True))}
 
 
-def place_of(group: Group, node: Compute) -> tuple[Index, ...]:
+def result_coordinates(group: Group, node: Compute) -> tuple[Index, ...]:
     """Coordinates of `node`'s result at the current point."""
     coords = group.coords[node]
     if node.kind != "reduce":
@@ -178,7 +178,8 @@ def has_strided_store(group: Group, node: Compute) -> bool:
     """Whether the innermost loops of a reduction would stride the memory of `node`'s result."""
     if group.axes is None or node in group.rows_only or node.kind == "reduce":
         return False
-    return is_strided(group, flatten(place_of(group, node), node.out.strides), is_outer(group))
+    offset = flatten(result_coordinates(group, node), node.out.strides)
+    return is_strided(group, offset, is_outer(group))
 
 
 def is_strided(group: Group, place: Index, outer: bool) -> bool:

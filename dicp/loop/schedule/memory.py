@@ -21,12 +21,12 @@ class Lifetime:
 
 
 @dataclass(frozen=True)
-class Plan:
+class MemoryPlan:
     offsets: dict[int, int]
     total: int
 
 
-def plan(lifetimes: Sequence[Lifetime]) -> Plan:
+def plan(lifetimes: Sequence[Lifetime]) -> MemoryPlan:
     """Offsets such that buffers alive at the same step do not overlap.
 
     Largest first, each at the lowest free offset (Pisarchyk and Lee, arXiv:2001.03288).
@@ -49,4 +49,4 @@ def plan(lifetimes: Sequence[Lifetime]) -> Plan:
         offsets[item.key] = at
         placed.append((at, at + size, item))
         total = max(total, at + size)
-    return Plan(offsets, total)
+    return MemoryPlan(offsets, total)

@@ -61,7 +61,7 @@ from dicp.vendor.cpu.toolchain import (
     vector_functions,
 )
 from dicp.vendor.cpu.trial import Trial
-from dicp.vendor.cpu.units import Begun, Units, identity_of, unit_text
+from dicp.vendor.cpu.units import Begun, Units, build_key, unit_text
 from dicp.vendor.cpu.zeros import without_zeros
 
 LIBRARY_RULES = RULES.merged(LIBRARIES, LIBRARY_CALLS)
@@ -156,7 +156,7 @@ class CpuTarget(LoopTarget):
         def measure() -> Verdict:
             return Trial(which, Units.open(config, cache, self._begun), self._libraries).verdict()
 
-        key = tiles_key(which, identity_of(find_toolchain(config)))
+        key = tiles_key(which, build_key(find_toolchain(config)))
         known = config.cache_dir, key
         if known not in self._tiles:  # an unstable verdict is not in the cache
             self._tiles[known] = kept(cache, key, measure)
@@ -251,7 +251,7 @@ class CpuTarget(LoopTarget):
     def fingerprint(self, config: Config) -> str:
         # Which products are split depends on the number of threads.
         threads = torch.get_num_threads() if has_split_products(torch.float32) else ""
-        return f"{identity_of(find_toolchain(config))} {threads}"
+        return f"{build_key(find_toolchain(config))} {threads}"
 
     def doctor(self, config: Config) -> list[Check]:
         try:

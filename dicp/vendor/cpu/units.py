@@ -174,11 +174,11 @@ class Units:
 
     @cached_property
     def _identity(self) -> str:
-        return identity_of(self.toolchain)
+        return build_key(self.toolchain)
 
 
 @lru_cache(maxsize=8)
-def identity_of(toolchain: Toolchain) -> str:
+def build_key(toolchain: Toolchain) -> str:
     """What every unit depends on besides its text: compiler, flags, headers."""
     return key_of(toolchain.identity, *header_texts().values())
 

@@ -25,7 +25,7 @@ from dicp.vendor.cpu.thresholds import (
     SUM_ADDITIONS,
 )
 
-Place: TypeAlias = tuple[Ref, Size, Index]
+ElementAddress: TypeAlias = tuple[Ref, Size, Index]
 """Memory, and the offset of an element in it."""
 
 
@@ -69,16 +69,16 @@ def _read_back(steps: Iterable[Phase], stores: Sequence[Store]) -> dict[Access, 
     None where memory that it stores is read elsewhere, or both before and after: tiles of elements
     are filled before the first phase, and results are stored after the last.
     """
-    numbers = {_place(s.ref, s.index): k for k, s in enumerate(stores)}
+    numbers = {_address(s.ref, s.index): k for k, s in enumerate(stores)}
     written = {s.ref.root for p in steps for s in p.stmts if isinstance(s, Store)}
     found: dict[Access, int] = {}
-    early: set[Place] = set()
-    stored: set[Place] = set()
+    early: set[ElementAddress] = set()
+    stored: set[ElementAddress] = set()
     for phase in steps:
         for stmt in phase.stmts:
             reads = (e for e in ir.walk(stmt.value) if isinstance(e, Read))
             for access in ((e.ref, e.index) for e in reads if e.ref.root in written):
-                place = _place(*access)
+                place = _address(*access)
                 if phase.level == "parallel" or place not in numbers:
                     return None
                 if place in stored:
@@ -86,11 +86,11 @@ def _read_back(steps: Iterable[Phase], stores: Sequence[Store]) -> dict[Access, 
                 else:
                     early.add(place)
             if isinstance(stmt, Store):
-                stored.add(_place(stmt.ref, stmt.index))
-    return None if any(_place(*access) in early for access in found) else found
+                stored.add(_address(stmt.ref, stmt.index))
+    return None if any(_address(*access) in early for access in found) else found
 
 
-def _place(ref: Ref, index: Index) -> Place:
+def _address(ref: Ref, index: Index) -> ElementAddress:
     return ref.root, ref.offset, index
 
 
