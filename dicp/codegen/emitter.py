@@ -41,7 +41,7 @@ class Emitter(Values[int]):
         self.reductions = {s.name: s for s in kernel.stmts() if isinstance(s, Reduce)}
         self.staged: dict[tuple[Ref, Index], str] = {}
         """(tensor, index) -> C++ of the element's copy in a tile that is filled before the loop."""
-        self.lane_places: dict[tuple[Ref, Index], str] = {}
+        self.lane_lvalues: dict[tuple[Ref, Index], str] = {}
         """(tensor, index) of a non-temporal store -> C++ of the element in its line buffer."""
         self.flagged: set[str] = set()
         """Max and min reductions that find NaNs by a max of magnitude bits: both vectorize."""
@@ -76,40 +76,40 @@ class Emitter(Values[int]):
         return self.index(flatten(coords, contiguous_strides(sizes)))
 
     def _kept(self, name: str) -> str:
-        """The place of a scratch value at the current point."""
+        """The lvalue of a scratch value at the current point."""
         return f"saved_{name}[{self._inner_position()}]"
 
     def store(self, stmt: Store) -> Callable[[], None]:
         if stmt.is_copy:
             assert isinstance(stmt.value, Read)
-            source = self._place(stmt.value)
+            source = self._lvalue(stmt.value)
             text = f"{self._target(stmt)} = {source};"
         else:
             text = self._store(stmt, self.value(_unrounded(stmt)))
         return partial(self.line, text)
 
     def _target(self, stmt: Store) -> str:
-        place = f"{self.arg(stmt.ref)}[{self.index(stmt.index)}]"
-        return self.lane_places.get((stmt.ref, stmt.index), place)
+        lvalue = f"{self.arg(stmt.ref)}[{self.index(stmt.index)}]"
+        return self.lane_lvalues.get((stmt.ref, stmt.index), lvalue)
 
     def _store(self, stmt: Store, value: str) -> str:
-        place = self._target(stmt)
+        lvalue = self._target(stmt)
         if stmt.op:
-            return self.combining_store(stmt, place, value)
-        return self._assignment(stmt, place, value)
+            return self.combining_store(stmt, lvalue, value)
+        return self._assignment(stmt, lvalue, value)
 
-    def combining_store(self, stmt: Store, place: str, value: str) -> str:
-        """The statement that combines `value` into `place` by `stmt.op`.
+    def combining_store(self, stmt: Store, lvalue: str, value: str) -> str:
+        """The statement that combines `value` into `lvalue` by `stmt.op`.
 
         Of a kernel whose threads share the destinations it must be atomic. The dtypes are those of
         `Lowering.atomic_dtypes`.
         """
-        old = widened(place, stmt.ref.dtype)
-        return self._assignment(stmt, place, combine(stmt.op, old, value))
+        old = widened(lvalue, stmt.ref.dtype)
+        return self._assignment(stmt, lvalue, combine(stmt.op, old, value))
 
-    def _assignment(self, stmt: Store, place: str, value: str) -> str:
+    def _assignment(self, stmt: Store, lvalue: str, value: str) -> str:
         narrow = {torch.bfloat16: "d_to_bf16", torch.float16: "d_to_f16"}.get(stmt.ref.dtype)
-        return f"{place} = {narrow}({value});" if narrow else f"{place} = {value};"
+        return f"{lvalue} = {narrow}({value});" if narrow else f"{lvalue} = {value};"
 
     def _declare(self, stmt: Reduce | Scan) -> str:
         ctype = accumulator_type(stmt)
@@ -201,13 +201,13 @@ class Emitter(Values[int]):
 
     def loaded(self, item: Read, guard: str) -> str:
         """An element in memory as a value."""
-        return widened(self._place(item, guard), item.ref.dtype)
+        return widened(self._lvalue(item, guard), item.ref.dtype)
 
     def selector(self, condition: str, place: int) -> str:
         """A condition as it is tested where it selects one of two values, at `place`."""
         return condition
 
-    def _place(self, item: Read, guard: str = "") -> str:
+    def _lvalue(self, item: Read, guard: str = "") -> str:
         return self.staged.get((item.ref, item.index)) or (
             f"{self.arg(item.ref)}[{self.index(item.index, guard)}]"
         )

@@ -38,12 +38,12 @@ STORAGE_TYPE = Spellings({
 load: loops that load or store `bool` are not vectorized."""
 
 
-def widened(place: str, dtype: torch.dtype) -> str:
-    """The element at `place` as a value: 16-bit floats as float, a boolean's byte as a test."""
+def widened(lvalue: str, dtype: torch.dtype) -> str:
+    """The element at `lvalue` as a value: 16-bit floats as float, a boolean's byte as a test."""
     if dtype == torch.bool:
-        return f"({place} != 0)"
+        return f"({lvalue} != 0)"
     wide = {torch.bfloat16: "d_from_bf16", torch.float16: "d_from_f16"}.get(dtype)
-    return f"{wide}({place})" if wide else place
+    return f"{wide}({lvalue})" if wide else lvalue
 
 
 def start_value(op: str, dtype: torch.dtype) -> str:

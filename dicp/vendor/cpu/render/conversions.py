@@ -84,18 +84,18 @@ class Conversions(Emitter):
         self._copies = self._converted_copies(stmts, var)
         for store, source in self._copies.items():
             call = "d_narrow" if store.ref.dtype == torch.float16 else "d_widen"
-            places = f"&{self._place(source)}, &{self._target(store)}"
-            after.append(f"{call}{exact}({places}{rest});")
+            lvalues = f"&{self._lvalue(source)}, &{self._target(store)}"
+            after.append(f"{call}{exact}({lvalues}{rest});")
         stmts = [s for s in stmts if s not in self._copies]
         for ref, index in self._widened(stmts, var):
-            place, name = self._place(ir.read(ref, index)), self.array_name()
+            lvalue, name = self._lvalue(ir.read(ref, index)), self.array_name()
             self.read_from[ref, index] = f"{name}[{at}]"
-            before.append(f"float {name}[{lanes}]; d_widen{exact}(&{place}, {name}{rest});")
+            before.append(f"float {name}[{lanes}]; d_widen{exact}(&{lvalue}, {name}{rest});")
         for store in self._narrowed(stmts, var):
-            place, name = self._target(store), self.array_name()
+            lvalue, name = self._target(store), self.array_name()
             self._stored_to[store.ref, store.index] = f"{name}[{at}]"
             before.append(f"float {name}[{lanes}];")
-            after.append(f"d_narrow{exact}({name}, &{place}{rest});")
+            after.append(f"d_narrow{exact}({name}, &{lvalue}{rest});")
         return Converted(tuple(before), tuple(after))
 
     def gathers(self, stmts: Sequence[Stmt], var: Var) -> list[Access]:
@@ -126,7 +126,7 @@ class Conversions(Emitter):
         return not names & own and all(local(name) in self.places for name in names)
 
     def _narrowed(self, stmts: Sequence[Stmt], var: Var) -> list[Store]:
-        found, places = narrowed(stmts), self.lane_places
+        found, places = narrowed(stmts), self.lane_lvalues
         return [
             s for s in found
             if (is_along(s.index, var) or (s.ref, s.index) in places) and self._varies(s, var)
@@ -154,7 +154,7 @@ class Conversions(Emitter):
             return self._bits(expr.args[1], self.guard_of(expr, guard))
         place = self.place_of(expr, guard)
         if isinstance(expr, Read):
-            text, other, test = self._place(expr, guard), literal(0, dtype), guard
+            text, other, test = self._lvalue(expr, guard), literal(0, dtype), guard
         else:
             test = self.value(expr.args[0], guard)
             text, other = (self._bits(arg, guard) for arg in expr.args[1:])
@@ -165,6 +165,6 @@ class Conversions(Emitter):
     def loaded(self, item: Read, guard: str) -> str:
         return self.read_from.get((item.ref, item.index)) or super().loaded(item, guard)
 
-    def _assignment(self, stmt: Store, place: str, value: str) -> str:
+    def _assignment(self, stmt: Store, lvalue: str, value: str) -> str:
         found = self._stored_to.get((stmt.ref, stmt.index))
-        return f"{found} = {value};" if found else super()._assignment(stmt, place, value)
+        return f"{found} = {value};" if found else super()._assignment(stmt, lvalue, value)

@@ -75,7 +75,7 @@ class Loops(Strips, Generic[F]):
             return condition
         return self.once(("selector", condition), f"d_opaque({condition})", torch.int32, known)
 
-    def _place(self, item: Read, guard: str = "") -> str:
+    def _lvalue(self, item: Read, guard: str = "") -> str:
         """An element; where an outer loop decides that it is not read, its address is the tensor's:
         loads that a mask leaves out take hundreds of cycles at an address without memory."""
         innermost = len(self.scopes) - 1
@@ -85,7 +85,7 @@ class Loops(Strips, Generic[F]):
         known = self.places.get(guard, innermost)
         moves = inner and all(isinstance(atom, Var) for atom, _ in inner)
         if known == innermost or not moves or (item.ref, item.index) in self.staged:
-            return super()._place(item, guard)
+            return super()._lvalue(item, guard)
         depth = max([known, *(terms[t] for t in outer)])
         tensor, values = self.arg(item.ref), self.scopes[depth].values
         start = self.index(Index(item.index.const, outer), guard)

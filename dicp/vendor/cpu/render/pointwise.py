@@ -115,7 +115,7 @@ class TransposedWriter(Loops[Transposed]):
         for number, (ref, index) in enumerate(at for at in self.form.stored if at in own):
             name, (start, step) = f"stored{number}", self._start(index, crossing, last)
             base.lines.append(pad + self._array(ref.dtype, name, height * width, stored=True))
-            self.lane_places[ref, index] = self._in_tile(name)
+            self.lane_lvalues[ref, index] = self._in_tile(name)
             ends.append(
                 f"{pad}d_transpose({name}, {width}, {self.arg(ref)} + ({start}), {step}, "
                 "end1 - tile1, end0 - tile0);"

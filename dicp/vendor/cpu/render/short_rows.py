@@ -61,7 +61,7 @@ class ShortRowsWriter(Loops[ShortRows]):
             lines.append(
                 pad + self._array(store.ref.dtype, name, count * int(element.size), stored=True)
             )
-            self.lane_places[store.ref, store.index] = f"{name}[{count} * {element.key} + lane]"
+            self.lane_lvalues[store.ref, store.index] = f"{name}[{count} * {element.key} + lane]"
         for access, number in self.form.read_back.items():
             self.staged[access] = f"results{number}[{count} * {element.key} + lane]"
         return lines

@@ -39,7 +39,7 @@ class Strips(Conversions):
         pad, inner = margin(indent + 1), margin(indent + 2)
         saves = [s for s in part.stmts if isinstance(s, ScratchStore)]
         for k, s in enumerate(non_temporal):
-            self.lane_places[s.ref, s.index] = f"streamed{k}[lane]"
+            self.lane_lvalues[s.ref, s.index] = f"streamed{k}[lane]"
         self.strip_mined = {s.name for s in part.stmts if isinstance(s, Reduce | ScratchStore)}
         around = self.push((), indent + 1)
         converted = self.begin_lanes(part.stmts, var, count)
@@ -48,7 +48,7 @@ class Strips(Conversions):
         self.pop(body)
         self.end_conversions()
         self.pop(around)
-        self.lane_places.clear()
+        self.lane_lvalues.clear()
         self.strip_mined = set()
         low, high = bounds or (self.size(part.low), self.size(part.high))
         return [

@@ -133,7 +133,7 @@ class Points(Emitter):
                 place = self.index(stmt.index.substitute(at_first))
                 scope.lines.append(f"{pad}{self._element(stmt.ref)} {name}[{width}];")
                 ends.append(f"{pad}d_store<{width}>({self.arg(stmt.ref)} + ({place}), {name});")
-                self.lane_places[stmt.ref, stmt.index] = f"{name}[lane]"
+                self.lane_lvalues[stmt.ref, stmt.index] = f"{name}[lane]"
         self.adjacent = last, first, width
         body = self.push((last,), indent + 1)
         body.lines.append(f"{margin(indent + 1)}const d_index {last.key} = {first.key} + lane;")
@@ -142,7 +142,7 @@ class Points(Emitter):
         self.adjacent = None
         self.pop(scope)
         self.staged.clear()
-        self.lane_places.clear()
+        self.lane_lvalues.clear()
         return [
             *scope.lines, f"{pad}#pragma unroll",
             f"{pad}for (int lane = 0; lane < {width}; ++lane) {{", *body.lines, f"{pad}}}", *ends,

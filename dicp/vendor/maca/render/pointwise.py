@@ -93,7 +93,7 @@ class Crossing(Points):
             moved.lines.append(f"      {to} = {source};")
             self.pop(moved)
             (ends if stored else kernel.lines).extend(self._tile("at_y", "at_x", moved.lines))
-            (self.lane_places if stored else self.staged)[ref, index] = kept
+            (self.lane_lvalues if stored else self.staged)[ref, index] = kept
         kernel.lines += ["  __syncthreads();"] if self.block.reads else []
         body = self.push((crossing, last), 3)
         self.statements(self.kernel.stmts())
