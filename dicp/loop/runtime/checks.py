@@ -53,12 +53,13 @@ def check_layouts(placement: Placement, inputs: Sequence[Any]) -> None:
             raise InputLayoutError(position, tensor.layout)
 
 
-def laid_out_as(tensor: torch.Tensor, strides: Sequence[int]) -> bool:
+def laid_out_as(tensor: torch.Tensor, strides: tuple[int, ...]) -> bool:
     """Whether all elements lie where `strides` place them; sizes of 1 make a stride arbitrary."""
-    return tensor.numel() == 0 or all(
+    own = tensor.stride()
+    return own == strides or tensor.numel() == 0 or all(
         size <= 1 or mine == other
-        for size, mine, other in zip(tensor.shape, tensor.stride(), strides, strict=True)
-    )
+        for size, mine, other in zip(tensor.shape, own, strides, strict=True)
+    )  # fmt: skip
 
 
 def check_sizes(requirements: Sequence[Mapping[str, Any]], symbols: Mapping[str, int]) -> None:
