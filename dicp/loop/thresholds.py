@@ -58,6 +58,8 @@ MAX_INLINE_LOADS = 4
 HEAVY = 16
 """Cost of an elementary function: a polynomial of about this many operations. Values that cost as
 much are kept rather than computed again."""
+MAX_BETWEEN = 8
+"""Most values computed from a value of any cost for the only reader that needs it."""
 MAX_BODY = 400
 """Expression nodes that inlining may add to one reader: bounds text and compile time."""
 MAX_TABLE_COST, TABLE_USES = 3, 16

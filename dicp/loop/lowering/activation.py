@@ -54,7 +54,7 @@ def _tanh_of_softplus(x: Expr) -> tuple[Expr, Expr]:
 
 ACTIVATION.add(aten.relu, unary(lambda x: maximum(x, 0)))
 ACTIVATION.add(aten.relu6, unary(lambda x: minimum(maximum(x, 0), 6)))
-ACTIVATION.add(aten.silu, unary(lambda x: x / (apply("exp", x.dtype, -x) + 1.0)))
+ACTIVATION.add(aten.silu, unary(lambda x: x / (_exp(-x) + 1.0)))
 ACTIVATION.add(aten.hardswish, unary(lambda x: x * minimum(maximum(x + 3.0, 0.0), 6.0) * (1 / 6)))
 ACTIVATION.add(aten.hardsigmoid, unary(lambda x: minimum(maximum(x + 3.0, 0.0), 6.0) * (1 / 6)))
 
@@ -91,7 +91,7 @@ def gelu_backward(lw: Lowering, g: Value, x: Value, approximate: str = "none") -
 @rule(aten.silu_backward)
 def silu_backward(lw: Lowering, g: Value, x: Value) -> Value:
     def body(g: Expr, x: Expr) -> Expr:
-        s = sigmoid_of(x)
+        s = 1.0 / (_exp(-x) + 1.0)  # kernels that compute silu, too, share the exponential
         return g * s * (x * (1.0 - s) + 1.0)
 
     return elementwise(lw, (g, x), body)

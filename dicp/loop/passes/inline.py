@@ -9,12 +9,13 @@ from collections.abc import Callable
 
 from dicp.loop.ir import expr as ir
 from dicp.loop.ir.expr import Expr, Load, Ref, Rewriter
-from dicp.loop.ir.graph import Call, Compute, Graph, refs_in
-from dicp.loop.ir.index import Index, Indirect, Size, Var, domain, product
+from dicp.loop.ir.graph import Call, Compute, Graph, Node, refs_in
+from dicp.loop.ir.index import Index, Indirect, Size, Var, domain, normal, product
 from dicp.loop.ir.ops import SCALAR_OPS
 from dicp.loop.passes.affine_indices import affine, with_affine
 from dicp.loop.thresholds import (
     HEAVY,
+    MAX_BETWEEN,
     MAX_BODY,
     MAX_INLINE_COST,
     MAX_INLINE_LOADS,
@@ -27,59 +28,168 @@ from dicp.loop.thresholds import (
 
 def cost_of(expr: Expr) -> int:
     """Rough arithmetic cost of one element."""
-    total = 0
-    for e in ir.walk(expr):
-        row = SCALAR_OPS.get(e.op)
-        total += row.cost if row else 0
-    return total
+    return sum(map(operation_cost, ir.walk(expr)))
+
+
+def operation_cost(expr: Expr) -> int:
+    """Rough arithmetic cost of an expression's last operation."""
+    row = SCALAR_OPS.get(expr.op)
+    return row.cost if row else 0
 
 
 def inline(graph: Graph) -> None:
     """Substitute producers into their readers where that is cheaper than a buffer."""
-    written = {c.out.root for c in graph.nodes if isinstance(c, Compute) and c.out.base is not None}
-    written |= {r.root for n in graph.nodes if isinstance(n, Call) and n.mutates for r in n.reads()}
-    sizes: dict[Compute, tuple[int, int, int]] = {}
+    inlining = _Inlining(graph)
     for node in graph.nodes:
         if isinstance(node, Compute):
-            _inline_into(node, written, sizes)
+            inlining.into(node)
     remove_dead(graph)
 
 
-def _inline_into(
-    node: Compute, written: set[Ref], sizes: dict[Compute, tuple[int, int, int]]
-) -> None:
-    budget = [MAX_BODY]
+class _Inlining:
+    """Decides which producers are computed by their readers, and rewrites these."""
 
-    def replacing(cost: int) -> Callable[[Load], Expr | None]:
-        """What replaces a load that lies in inlined producers of this cost."""
+    def __init__(self, graph: Graph) -> None:
+        self._written = {
+            c.out.root for c in graph.nodes if isinstance(c, Compute) and c.out.base is not None
+        }
+        for node in graph.nodes:
+            if isinstance(node, Call) and node.mutates:
+                self._written |= node.read_buffers()
+        self._sizes: dict[Compute, tuple[int, int, int]] = {}
+        self._readers: dict[Ref, list[tuple[Node, Load | None]]] = {}
+        """Who reads a buffer, and by which loads: those before inlining."""
+        for node in graph.nodes:
+            if isinstance(node, Compute):
+                for item in node.loads():
+                    self._readers.setdefault(item.ref.root, []).append((node, item))
+            else:
+                for root in node.read_buffers():
+                    self._readers.setdefault(root, []).append((node, None))
+        self._outputs = {ref.root for ref in refs_in(graph.outputs)}
 
-        def replace(item: Load) -> Expr | None:
-            producer = item.ref.producer
-            if not isinstance(producer, Compute) or item.ref is not producer.out:
+    def into(self, node: Compute) -> None:
+        """Substitute the producers that `node` computes itself."""
+        budget = [MAX_BODY]
+
+        def replacing(cost: int) -> Callable[[Load], Expr | None]:
+            """What replaces a load that lies in inlined producers of this cost."""
+
+            def replace(item: Load) -> Expr | None:
+                producer = item.ref.producer
+                if not isinstance(producer, Compute) or item.ref is not producer.out:
+                    return None
+                once = self._is_computed_once(producer, item, node)
+                if not once and not self._is_worth_it(producer, item, node, cost):
+                    return None
+                own_cost, _, count = self._measure(producer)
+                budget[0] -= count
+                if budget[0] < 0:
+                    return None
+                own = (Var(k, size) for k, size in enumerate(producer.shape))
+                mapping = dict(zip(own, item.coords, strict=True))
+                _merge_origins(node, producer)
+                # Loads at the producer's own point may lie elsewhere for this reader: try to inline
+                # them.
+                around = cost if once else cost + own_cost
+                body = _Inliner(mapping, replacing(around))(producer.body)
+                return ir.opmath(body, item.ref.dtype)
+
+            return replace
+
+        rewrite = _Inliner(on_load=replacing(0))
+        node.body = rewrite(node.body)
+        position = affine(node.body) if node.kind == "pointwise" else None
+        if position is not None and position.terms:
+            node.body = ir.index_value(position)
+        if node.target:
+            node.target = tuple(rewrite.index(i) for i in node.target)
+
+    def _measure(self, compute: Compute) -> tuple[int, int, int]:
+        """Cost, number of loads and number of expression nodes of a body."""
+        found = self._sizes.get(compute)
+        if found is None:
+            nodes = list(ir.walk(compute.body))
+            reads = sum(e.op == "load" for e in nodes)
+            found = self._sizes[compute] = (cost_of(compute.body), reads, len(nodes))
+        return found
+
+    def _is_candidate(self, producer: Compute) -> bool:
+        """Whether the producer's values may be computed again elsewhere."""
+        if producer.kind != "pointwise" or producer.out in self._written:
+            return False
+        return not any(r.root in self._written for r in producer.reads())
+
+    def _is_worth_it(self, producer: Compute, item: Load, reader: Compute, cost: int) -> bool:
+        """Whether computing the value again at the reader's points, inside of values of this cost,
+        is cheaper than loading it."""
+        if not self._is_candidate(producer):
+            return False
+        own_cost, reads, _ = self._measure(producer)
+        if reads == 0 and own_cost < HEAVY:
+            return own_cost <= MAX_TABLE_COST or not _is_table(producer, reader)
+        if producer.realize or reads > MAX_INLINE_LOADS or own_cost > MAX_INLINE_COST:
+            return False
+        if own_cost + cost > MAX_NESTED_COST or _has_indirect(producer.body):
+            return False
+        if own_cost > MAX_REPEATED_COST and product(producer.shape) != product(reader.shape):
+            return False
+        return not _same_point(producer, item, reader)
+
+    def _is_computed_once(self, producer: Compute, item: Load, reader: Compute) -> bool:
+        """Whether no value of the producer is computed more often than before: only the reader
+        needs it, and loads it along its own loops, as the parts of a concatenation are loaded.
+
+        Both halves of the reader may compute it: that is cheaper than a buffer.
+        """
+        if reader.kind != "pointwise" or producer.shape == reader.shape:
+            return False
+        if _offsets(item.coords, reader.shape) is None or not self._is_candidate(producer):
+            return False
+        if self._measure(producer)[1] > MAX_INLINE_LOADS or _has_indirect(producer.body):
+            return False
+        found = self._computed_at(producer, reader, {})
+        halves = normal(2 * product(producer.shape)) == product(reader.shape)
+        return found is not None and len(found) in ((1, 2) if halves else (1,))
+
+    def _computed_at(
+        self, producer: Compute, reader: Compute, known: dict[Compute, set[Offsets]]
+    ) -> set[Offsets] | None:
+        """The offsets from a point of the reader at which it needs the producer; None if they are
+        not constant, or the producer's values are needed elsewhere."""
+        if producer is reader:
+            return {(0,) * len(reader.shape)}
+        if producer in known:
+            return known[producer]
+        readers = self._readers.get(producer.out.root, [])
+        if producer.realize or producer.out.root in self._outputs or len(known) >= MAX_BETWEEN:
+            return None
+        found: set[Offsets] = set()
+        for node, item in readers:
+            if item is None or not isinstance(node, Compute) or node.kind != "pointwise":
                 return None
-            if not _worth_inlining(producer, item, node, written, sizes, cost):
+            step = _offsets(item.coords, node.shape) if item.ref is producer.out else None
+            after = self._computed_at(node, reader, known) if step is not None else None
+            if step is None or after is None:
                 return None
-            own_cost, _, count = _measure(producer, sizes)
-            budget[0] -= count
-            if budget[0] < 0:
-                return None
-            own = (Var(k, size) for k, size in enumerate(producer.shape))
-            mapping = dict(zip(own, item.coords, strict=True))
-            _merge_origins(node, producer)
-            # Loads at the producer's own point may lie elsewhere for this reader: try to inline
-            # them.
-            body = _Inliner(mapping, replacing(cost + own_cost))(producer.body)
-            return ir.opmath(body, item.ref.dtype)
+            found |= {tuple(map(_sum, step, offsets)) for offsets in after}
+        known[producer] = found
+        return found
 
-        return replace
 
-    rewrite = _Inliner(on_load=replacing(0))
-    node.body = rewrite(node.body)
-    position = affine(node.body) if node.kind == "pointwise" else None
-    if position is not None and position.terms:
-        node.body = ir.index_value(position)
-    if node.target:
-        node.target = tuple(rewrite.index(i) for i in node.target)
+Offsets = tuple[Size, ...]
+
+
+def _offsets(coords: tuple[Index, ...], shape: tuple[Size, ...]) -> Offsets | None:
+    """How far `coords` are from the point of a loop nest over `shape`, if that is constant."""
+    if len(coords) != len(shape):
+        return None
+    rest = [at + own * -1 for at, own in zip(coords, domain(shape), strict=True)]
+    return None if any(index.terms for index in rest) else tuple(index.const for index in rest)
+
+
+def _sum(a: Size, b: Size) -> Size:
+    return normal(a + b)
 
 
 class _Inliner(Rewriter):
@@ -92,42 +202,6 @@ class _Inliner(Rewriter):
 def _merge_origins(node: Compute, producer: Compute) -> None:
     known = {o.node for o in node.origins}
     node.origins = tuple(o for o in producer.origins if o.node not in known) + node.origins
-
-
-def _measure(compute: Compute, sizes: dict[Compute, tuple[int, int, int]]) -> tuple[int, int, int]:
-    """Cost, number of loads and number of expression nodes of a body."""
-    found = sizes.get(compute)
-    if found is None:
-        nodes = list(ir.walk(compute.body))
-        reads = sum(e.op == "load" for e in nodes)
-        found = sizes[compute] = (cost_of(compute.body), reads, len(nodes))
-    return found
-
-
-def _worth_inlining(
-    producer: Compute,
-    item: Load,
-    reader: Compute,
-    written: set[Ref],
-    sizes: dict[Compute, tuple[int, int, int]],
-    cost_around: int,
-) -> bool:
-    if producer.kind != "pointwise" or producer.out in written:
-        return False
-    if any(r.root in written for r in producer.reads()):
-        return False
-    cost, reads, _ = _measure(producer, sizes)
-    if reads == 0 and cost < HEAVY:
-        return cost <= MAX_TABLE_COST or not _is_table(producer, reader)
-    if producer.realize or reads > MAX_INLINE_LOADS or cost > MAX_INLINE_COST:
-        return False
-    if cost + cost_around > MAX_NESTED_COST:
-        return False
-    if _has_indirect(producer.body):
-        return False
-    if cost > MAX_REPEATED_COST and product(producer.shape) != product(reader.shape):
-        return False
-    return not _same_point(producer, item, reader)
 
 
 def _is_table(producer: Compute, reader: Compute) -> bool:

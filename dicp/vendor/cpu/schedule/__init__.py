@@ -10,11 +10,13 @@ from collections import Counter
 from dataclasses import replace
 
 from dicp.loop.ir.expr import Expr, Masked, Rewriter, walk
-from dicp.loop.ir.index import Index, Var
+from dicp.loop.ir.index import Index, Var, normal, variable
 from dicp.loop.ir.kernel import Kernel, Stmt, Variant, rewritten
+from dicp.loop.passes.inline import operation_cost
 from dicp.loop.passes.one_hot import without_one_hot_sums
 from dicp.loop.passes.split_loops import split
 from dicp.loop.schedule.form import exp_weights
+from dicp.loop.thresholds import HEAVY
 from dicp.vendor.cpu.form import Columns, HostForm, Points
 from dicp.vendor.cpu.schedule.chooser import CONVERTED, Chooser
 from dicp.vendor.cpu.schedule.inner_reduction import Inner
@@ -32,6 +34,8 @@ from dicp.vendor.cpu.thresholds import (
 def with_form(kernel: Kernel, non_temporal_bytes: float = math.inf) -> Kernel:
     """The kernel with its form; results of `non_temporal_bytes` and more are not kept in caches."""
     kernel = _unrolled(without_one_hot_sums(kernel))
+    interleaved = _interleaved_differences(kernel)
+    kernel = _jammed(kernel)
     choosers: dict[str, type[Chooser]] = {
         "pointwise": Pointwise, "inner_reduction": Inner, "outer_reduction": Outer,
         "scatter": Scatter,
@@ -41,8 +45,7 @@ def with_form(kernel: Kernel, non_temporal_bytes: float = math.inf) -> Kernel:
     chosen = replace(
         chosen, scalar_rows=rows, hidden=steps, stack_bytes=STACK_BYTES, converted=CONVERTED
     )
-    variants = {**exp_weights(kernel), **_interleaved_differences(kernel)}
-    return replace(kernel, form=chosen, variants=variants)
+    return replace(kernel, form=chosen, variants={**exp_weights(kernel), **interleaved})
 
 
 def _unrolled(kernel: Kernel) -> Kernel:
@@ -63,6 +66,27 @@ def _unrolled(kernel: Kernel) -> Kernel:
             stmts += [rewritten(s, rewrite, rewrite.index) for s in part.stmts]
     phase = replace(kernel.phases[0], stmts=tuple(stmts))
     return replace(kernel, parallel=tuple(outer), phases=(phase,))
+
+
+def _jammed(kernel: Kernel) -> Kernel:
+    """The kernel with the equal ranges of a loop jammed into one, if these compute an elementary
+    function of the same value, as the halves of the gradient of a gated unit do."""
+    for var in kernel.parallel if kernel.kind == "pointwise" else ():
+        ranges = split(kernel.stmts(), var)
+        extents = {normal(each.high - each.low) for each in ranges}
+        if len(ranges) == 1 or len(extents) > 1:
+            continue
+        jammed = Var(var.position, extents.pop())
+        parts: list[list[Stmt]] = []
+        for each in ranges:
+            rewrite = Rewriter({var: variable(jammed) + each.low})
+            parts.append([rewritten(s, rewrite, rewrite.index) for s in each.stmts])
+        values = [{e for s in part for e in walk(s.value)} for part in parts]
+        if sum(map(operation_cost, set.intersection(*values))) >= HEAVY:
+            loops = tuple(jammed if v is var else v for v in kernel.parallel)
+            phase = replace(kernel.phases[0], stmts=tuple(s for part in parts for s in part))
+            return replace(kernel, parallel=loops, phases=(phase,))
+    return kernel
 
 
 def _interleaved_differences(kernel: Kernel) -> dict[Expr, Variant]:
