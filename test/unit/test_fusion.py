@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -134,6 +135,75 @@ def test_one_kernel(name: str, dynamic: bool) -> None:
     fn, inputs = ONE_KERNEL[name]
     target = record(fn, *[x.clone() for x in inputs], dynamic=dynamic)
     assert (kernels(target), calls(target)) == ([1], [])
+
+
+def gated(activation: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    def unit(x: Tensor) -> Tensor:
+        gate, value = x.chunk(2, -1)
+        return activation(gate) * value
+
+    return unit
+
+
+GATED: dict[str, Callable[[Tensor], Tensor]] = {
+    "glu": F.glu,
+    "glu of channels": lambda x: F.glu(x, 1),
+    "glu of rows": lambda x: F.glu(x, 0),
+    "swiglu": gated(F.silu),
+    "geglu": gated(F.gelu),
+    "reglu": gated(F.relu),
+}
+
+
+def elementary_functions(made: Recorder) -> list[str]:
+    """The calls of elementary functions in the kernels of the last program."""
+    text = "".join(made.programs[-1].kernel_texts.values())
+    return re.findall(r"\bd_(?:exp|tanh|normal_cdf|exp_weight)\(", text)
+
+
+@pytest.mark.parametrize("name", GATED)
+def test_gradients_of_gated_units_are_one_kernel(name: str, dynamic: bool) -> None:
+    """Both halves are computed from the gate's function, which no buffer holds."""
+    made = record(GATED[name], torch.randn(4, 6, 80, requires_grad=True), dynamic=dynamic)
+    assert kernels(made)[-1] == 1
+    found = elementary_functions(made)
+    assert len(found) == len(set(found)), made.programs[-1].text()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", GATED)
+def test_gradients_of_gated_units(name: str, dtype: torch.dtype, dynamic: bool) -> None:
+    def gradient(fn: Callable[[Tensor], Tensor], dtype: torch.dtype) -> Tensor:
+        mine = x.clone().to(dtype).requires_grad_()
+        fn(mine).square().sum().backward()
+        assert mine.grad is not None
+        return mine.grad
+
+    compiled = torch.compile(GATED[name], backend="cpugraph", dynamic=dynamic)
+    for shape in ((4, 6, 74), (2, 10, 38)):
+        x = torch.randn(shape).to(dtype)
+        eager, exact = gradient(GATED[name], dtype), gradient(GATED[name], torch.float64)
+        assert_matches(gradient(compiled, dtype), eager, exact)
+
+
+TANHS: dict[str, tuple[int, Callable[[Tensor], Any]]] = {
+    "a value and its double": (1, lambda y: torch.cat([y, y * 2], -1)),
+    "padding": (1, lambda y: F.pad(y, (1, 2))),
+    "a part": (1, lambda y: y[:, 3:17].clone()),
+    "a value in three parts": (2, lambda y: torch.cat([y, y * 2, y * 3], -1)),
+    "neighbours": (2, lambda y: y[:, 1:] - y[:, :-1]),
+    "a value that is returned": (2, lambda y: (y, torch.cat([y, y * 2], -1))),
+    "a value that is summed up": (2, lambda y: (y.sum(0), torch.cat([y, y * 2], -1))),
+    "broadcasting": (2, lambda y: y[:, None].expand(-1, 3, -1).clone()),
+}
+
+
+@pytest.mark.parametrize("name", TANHS)
+def test_elementary_functions_are_computed_by_their_only_reader(name: str, dynamic: bool) -> None:
+    """Where that computes them no more often than a kernel of their own."""
+    count, use = TANHS[name]
+    made = record(lambda x: use(x.tanh()), torch.randn(6, 20), dynamic=dynamic)
+    assert kernels(made) == [count], made.programs[0].text()
 
 
 def test_cross_entropy_forward_writes_no_logits() -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import replace
 
 from dicp.loop.ir.expr import Expr, Masked, Rewriter, walk
@@ -71,7 +72,9 @@ def _unrolled(kernel: Kernel) -> Kernel:
 def _jammed(kernel: Kernel) -> Kernel:
     """The kernel with the equal ranges of a loop jammed into one, if these compute an elementary
     function of the same value, as the halves of the gradient of a gated unit do."""
-    for var in kernel.parallel if kernel.kind == "pointwise" else ():
+    if kernel.kind != "pointwise" or not _elementary_functions(kernel.stmts()):
+        return kernel
+    for var in kernel.parallel:
         ranges = split(kernel.stmts(), var)
         extents = {normal(each.high - each.low) for each in ranges}
         if len(ranges) == 1 or len(extents) > 1:
@@ -81,12 +84,17 @@ def _jammed(kernel: Kernel) -> Kernel:
         for each in ranges:
             rewrite = Rewriter({var: variable(jammed) + each.low})
             parts.append([rewritten(s, rewrite, rewrite.index) for s in each.stmts])
-        values = [{e for s in part for e in walk(s.value)} for part in parts]
-        if sum(map(operation_cost, set.intersection(*values))) >= HEAVY:
+        if set.intersection(*map(_elementary_functions, parts)):
             loops = tuple(jammed if v is var else v for v in kernel.parallel)
             phase = replace(kernel.phases[0], stmts=tuple(s for part in parts for s in part))
             return replace(kernel, parallel=loops, phases=(phase,))
     return kernel
+
+
+def _elementary_functions(stmts: Iterable[Stmt]) -> set[Expr]:
+    """The values that a polynomial or more computes."""
+    seen: set[Expr] = set()
+    return {e for s in stmts for e in walk(s.value, seen) if operation_cost(e) >= HEAVY}
 
 
 def _interleaved_differences(kernel: Kernel) -> dict[Expr, Variant]:
