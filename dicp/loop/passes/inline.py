@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from dicp.loop.ir import expr as ir
-from dicp.loop.ir.expr import Expr, Load, Ref, Rewriter
+from dicp.loop.ir.expr import Checked, Expr, Load, Ref, Rewriter
 from dicp.loop.ir.graph import Call, Compute, Graph, Node, refs_in
-from dicp.loop.ir.index import Index, Indirect, Size, Var, domain, normal, product
+from dicp.loop.ir.index import Index, Indirect, Size, Var, domain, is_nonnegative, normal, product
 from dicp.loop.ir.ops import SCALAR_OPS
 from dicp.loop.passes.affine_indices import affine, with_affine
 from dicp.loop.thresholds import (
@@ -144,9 +144,12 @@ class _Inlining:
         """
         if reader.kind != "pointwise" or producer.shape == reader.shape:
             return False
-        if _offsets(item.coords, reader.shape) is None or not self._is_candidate(producer):
+        offsets = _offsets(item.coords, reader.shape)
+        if offsets is None or not self._is_candidate(producer):
             return False
-        if self._measure(producer)[1] > MAX_INLINE_LOADS or _has_indirect(producer.body):
+        if self._measure(producer)[1] > MAX_INLINE_LOADS:
+            return False
+        if _is_checked(producer.body) and not _is_whole(producer.shape, offsets, reader.shape):
             return False
         found = self._computed_at(producer, reader, {})
         halves = normal(2 * product(producer.shape)) == product(reader.shape)
@@ -188,6 +191,14 @@ def _offsets(coords: tuple[Index, ...], shape: tuple[Size, ...]) -> Offsets | No
     return None if any(index.terms for index in rest) else tuple(index.const for index in rest)
 
 
+def _is_whole(part: tuple[Size, ...], offsets: Offsets, shape: tuple[Size, ...]) -> bool:
+    """Whether all of a tensor of shape `part` lies within `shape`, from which it has `offsets`."""
+    return all(
+        is_nonnegative(normal(-1 * at)) and is_nonnegative(normal(size + at - own))
+        for own, at, size in zip(part, offsets, shape, strict=True)
+    )
+
+
 def _sum(a: Size, b: Size) -> Size:
     return normal(a + b)
 
@@ -214,6 +225,11 @@ def _has_indirect(expr: Expr) -> bool:
     return any(
         isinstance(a, Indirect) for e in ir.walk(expr) for i in ir.indices_of(e) for a, _ in i.terms
     )
+
+
+def _is_checked(expr: Expr) -> bool:
+    """Whether some values are an error: an index out of bounds, for example."""
+    return any(isinstance(e, Checked) for e in ir.walk(expr))
 
 
 def _same_point(producer: Compute, item: Load, reader: Compute) -> bool:
