@@ -18,6 +18,18 @@ aten = torch.ops.aten
 CASES = [
     op("embedding", F.embedding, index((5, 7), 12), TABLE, dtypes=FLOATS),
     op("embedding_int32", F.embedding, index((5,), 12, dtype=torch.int32), TABLE),
+    *(
+        op(
+            f"embedding_beside_another_{dim}",
+            lambda i, j, w, p, dim=dim: torch.cat([F.embedding(i, w), F.embedding(j, p)], dim),
+            index((5, 7), 12),
+            index(shape, 12),
+            TABLE,
+            (12, width),
+            dtypes=(*F32_F64, torch.bfloat16),
+        )
+        for dim, shape, width in ((0, (3, 7), 8), (1, (5, 3), 8), (2, (5, 7), 11))
+    ),
     op(
         "embedding_repeated_indices",
         F.embedding,

@@ -27,6 +27,12 @@ def up(name: str, fn: Any, *specs: Any, **options: Any) -> Any:
     return op(name, fn, *specs, strides=False, **options)
 
 
+def beside(x: torch.Tensor, mode: str, dim: int) -> torch.Tensor:
+    """An upsampled image and a part of another one, as in a U-Net."""
+    large = F.interpolate(x, scale_factor=2, mode=mode)
+    return torch.cat([large, x.repeat(1, 1, 2, 2).narrow(dim, 0, 2)], dim)
+
+
 CASES = [
     up("nearest", lambda x: F.interpolate(x, scale_factor=2), X, dtypes=WITH_BF16, layouts=FORMATS),
     up("nearest_size", lambda x: F.interpolate(x, size=(8, 9)), X, layouts=FORMATS),
@@ -48,6 +54,22 @@ CASES = [
             aten.upsample_nearest2d.vec(x, None, [2.0, 1.5]),
         ),
         X,
+    ),
+    *(
+        up(
+            f"{mode}_beside_{dim}",
+            lambda x, mode=mode, dim=dim: beside(x, mode, dim),
+            X,
+            dtypes=WITH_BF16,
+            layouts=FORMATS,
+        )
+        for mode, dim in (("nearest", 1), ("nearest", 2), ("nearest", 3), ("bilinear", 1))
+    ),
+    up(
+        "nearest_padded",
+        lambda x: F.pad(F.interpolate(x, scale_factor=2), (1, 2, 0, 3)),
+        X,
+        layouts=FORMATS,
     ),
     up("linear", lambda x: F.interpolate(x, scale_factor=2, mode="linear"), (2, 3, 7)),
     up("trilinear", lambda x: F.interpolate(x, scale_factor=2, mode="trilinear"), (2, 3, 3, 4, 5)),
