@@ -26,6 +26,7 @@ from dicp.dynamo_bridge.fuse.engine import substitute
 from dicp.dynamo_bridge.passes.base import Pass, PassContext
 from dicp.dynamo_bridge.passes.redundancy import remove_dead
 from dicp.target import options_of_one_row
+from dicp.torch_private import depends_on_data
 
 aten = torch.ops.aten
 
@@ -61,11 +62,16 @@ def assign_layouts(gm: fx.GraphModule, context: PassContext) -> bool:
 
 
 def _convolutions(gm: fx.GraphModule, rank: int) -> list[fx.Node]:
-    """Convolutions of real tensors of a rank, and their gradients."""
+    """Convolutions of real tensors of a rank, and their gradients.
+
+    Those of sizes that depend on data are left out: PyTorch's inference knows no formats of theirs.
+    """
 
     def fits(node: fx.Node) -> bool:
         values = [_value(node.args[index]) for index in _OPERANDS[node.target]]
-        return all(v is not None and v.dim() == rank and v.is_floating_point() for v in values)
+        return not depends_on_data(values) and all(
+            v is not None and v.dim() == rank and v.is_floating_point() for v in values
+        )
 
     return [node for node in gm.graph.nodes if node.target in _OPERANDS and fits(node)]
 

@@ -199,3 +199,19 @@ def test_strides_of_single_rows_and_images_are_channels_last() -> None:
         shape = (1, 6, 1, size)
         assert normalized_strides(shape, (9, 1, 9, 6)) == (extent, 1, extent, 6)
         assert normalized_strides(shape, (9, size, 9, 1)) == (extent, size, size, 1)
+
+
+def test_images_whose_number_depends_on_data_stay_as_they_are() -> None:
+    """PyTorch's inference takes results of their convolutions for contiguous, in any format."""
+    conv = nn.Conv2d(16, 16, 3, padding=1, groups=16)
+
+    def fn(x: Tensor, which: Tensor) -> tuple[Tensor, Tensor]:
+        y = conv(x[which])
+        return y, y.flatten(1)
+
+    x, which = torch.randn(6, 16, 9, 10), torch.arange(6) % 2 == 0
+    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
+        results = torch.compile(fn, backend="cpugraph", fullgraph=True)(x, which)
+    for result, expected in zip(results, fn(x, which), strict=True):
+        torch.testing.assert_close(result, expected)
+        assert result.stride() == expected.stride()
