@@ -282,6 +282,22 @@ def test_bfloat16_needs_a_processor_whose_onednn_has_it(
         assert step == ("mkldnn::_linear_pointwise." if supported else "aten::addmm.out")
 
 
+@pytest.mark.skipif(not calibration.has_onednn_linear(), reason="this PyTorch has no oneDNN linear")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_onednn_multiplies_dense_weights_alone(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, dtype: torch.dtype
+) -> None:
+    """For others it has no kernel: it takes a thousand times as long as BLAS, which copies them."""
+    monkeypatch.setattr(product.Products, "fits", lambda *given, **named: False)
+    x, w, b = (torch.randn(*s).to(dtype) for s in ((8, 300), (16, 304), (16,)))
+
+    def layer(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return F.relu(F.linear(x, w, b))
+
+    for weights in (w[:, :300], w[:1, :300].expand(16, 300), w.new_empty(300, 20)[:, :16].t()):
+        assert "mkldnn" not in " ".join(check(tmp_path, layer, x, weights.fill_(0.5), b))
+
+
 @pytest.mark.parametrize(
     ("features", "answer", "granted"),
     [("amx_tile amx_bf16", 0, True), ("amx_tile amx_bf16", -1, False), ("avx512_bf16", 0, False),

@@ -9,6 +9,7 @@ import torch
 from dicp import operators
 from dicp.loop.ir.index import Size
 from dicp.loop.lowering import Lowering, RuleTable, Value
+from dicp.loop.lowering.layout import is_dense
 from dicp.loop.lowering.library import rows_of
 from dicp.vendor.cpu.calibration import has_onednn_linear
 
@@ -35,12 +36,16 @@ def _onednn(
 def _is_onednn_faster(lw: Lowering, x: Value, w: Value, *bias: Value) -> bool:
     """Whether oneDNN takes these operands, and is faster than BLAS with their strides.
 
-    Measured in bfloat16: it saves copying the bias, and loses where it copies a transposed operand.
+    Its kernels take dense weights; it multiplies others one number after another, in a thousand
+    times the time of BLAS, which copies them, and with several times the rounding error. Measured
+    in bfloat16: it saves copying the bias, and loses where it copies a transposed operand.
     """
     operands = (x, w, *bias)
     if not has_onednn_linear(x.dtype) or any(
         v.dtype != x.dtype or not _nonempty(v.shape) for v in operands
     ):
+        return False
+    if not is_dense(w.shape, lw.realize(w).strides):
         return False
     if x.dtype == torch.bfloat16:
         return bool(bias) and all(lw.realize(v).strides[-1] == 1 for v in (x, w))
