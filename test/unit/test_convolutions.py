@@ -285,3 +285,27 @@ def test_kernels_by_the_width_of_vectors(wide: bool, monkeypatch: pytest.MonkeyP
     assert small == (["im2col"] * 3 if wide else ["im2col", None, "im2col"])
     assert pixels == (["product", "product", "convolution"] if wide else [None, None, None])
     assert light == ["im2col"] * 3
+
+
+@pytest.mark.parametrize(
+    ("channels", "groups", "formats"), [(4, 1, "xw"), (4, 2, "w"), (8, 1, "x")]
+)
+def test_gradients_of_strided_pixels_have_eager_strides(
+    channels: int, groups: int, formats: str
+) -> None:
+    """Those of single taps, too, by which PyTorch tells formats; they are computed row-major."""
+    x, w = torch.randn(3, channels, 9, 15), torch.randn(6, channels // groups, 1, 1)
+    x, w = (
+        t.to(memory_format=torch.channels_last) if name in formats else t
+        for name, t in (("x", x), ("w", w))
+    )
+    inputs = x.requires_grad_(), w.requires_grad_()
+
+    def fn(x: Tensor, w: Tensor) -> Tensor:
+        return F.conv2d(x, w, stride=3, groups=groups)
+
+    results = [run(*inputs) for run in (fn, torch.compile(fn, backend="cpugraph"))]
+    expected, found = (torch.autograd.grad(y, inputs, torch.ones_like(results[0])) for y in results)
+    for mine, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(mine, theirs)
+        assert mine.stride() == theirs.stride()

@@ -115,11 +115,16 @@ for _op in (ATTENTION_FORWARD, ATTENTION_BACKWARD):
 
 
 @LIBRARY.register(aten.convolution_backward.default, kind="library")
-def convolution_backward(lw: Lowering, *args: Any) -> Any:
-    """The library computes input and weight gradients; the bias gradient, a sum, is generated."""
+def convolution_backward(lw: Lowering, *args: Any, row_major: bool = False) -> Any:
+    """The library computes input and weight gradients; the bias gradient, a sum, is generated.
+
+    `row_major`: the operands are, and so are the library's gradients, whatever the node's are.
+    """
     grad, mask = args[0], list(args[-1])
     # The node may return tensors for gradients that the mask does not request.
     metas = [m if on else None for m, on in zip(lw.node.meta["val"], mask, strict=True)]
+    if row_major:
+        metas = [m if m is None else m.new_empty(m.shape) for m in metas]
     wanted_bias = mask[2]
     mask[2] = False
     outs = [m for m, on in zip(metas, mask, strict=True) if on]

@@ -127,9 +127,10 @@ def library_backward(
             return _wide_backward(lw, grad, x, w, bias_sizes, *rest)
     few = not isinstance(x.shape[1], int) or x.shape[1] < MIN_CHANNELS
     pixels = len(taps) == 2 and all(tap == 1 for tap in taps)
-    if wanted and few and pixels and strided:
+    row_major = wanted and few and pixels and strided
+    if row_major:
         grad, x, w = (lw.value_of(_row_major(lw, v)) for v in (grad, x, w))
-    return library.convolution_backward(lw, grad, x, w, bias_sizes, *rest)
+    return library.convolution_backward(lw, grad, x, w, bias_sizes, *rest, row_major=row_major)
 
 
 def _wide_backward(
