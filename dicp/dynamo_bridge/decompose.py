@@ -27,6 +27,7 @@ from dicp.dynamo_bridge.memory_formats import (
     max_pool1d,
     pad_or_crop,
     roll_of_slices,
+    windows,
     with_layout,
     with_strides_of_input,
 )
@@ -324,6 +325,11 @@ def replace_functions(gm: fx.GraphModule) -> None:
     for node in gm.graph.find_nodes(op="call_method", target="polygamma_"):
         node.op = "call_function"
         replacements[node] = polygamma_in_place
+    for node in gm.graph.find_nodes(op="call_method", target="unfold"):
+        value = node.meta.get("example_value")
+        if value is not None and torch_private.version_of(value):
+            node.op = "call_function"
+            replacements[node] = windows
     for function, (ours, most, named) in REPLACED.items():
         for node in gm.graph.find_nodes(op="call_function", target=function):
             if len(node.args) <= most and node.kwargs.keys() <= named:

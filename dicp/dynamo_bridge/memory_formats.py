@@ -370,6 +370,18 @@ def in_place(name: str, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     return x.copy_(getattr(copy, name)(*args, **kwargs))
 
 
+def windows(x: Tensor, dimension: int, size: int, step: int) -> Tensor:
+    """Tensor.unfold of what is written into: functionalization would make elements between windows
+    and behind the last one zeros, but leaves what a slice lacks as it is."""
+    found = x.unfold(dimension, size, step)
+    if x.dim() == 0 or size > step:
+        return found
+    extent = found.shape[dimension % x.dim()] * step
+    if extent > x.shape[dimension]:
+        return x.as_strided(found.shape, found.stride())
+    return x.narrow(dimension, 0, extent).unfold(dimension, step, step).narrow(-1, 0, size)
+
+
 def max_pool1d(input: Tensor, *args: Any, **kwargs: Any) -> Any:
     """torch.nn.functional.max_pool1d, whose result, without indices and a gradient, is contiguous
     on the host."""

@@ -152,7 +152,8 @@ def storage_use_count(storage: torch.UntypedStorage) -> int:
 
 def version_of(tensor: torch.Tensor) -> int:
     """How often the tensor's memory was written in place; -1 for one that does not count that."""
-    return -1 if tensor.is_inference() else int(tensor._version)
+    is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+    return -1 if tensor.is_inference() or is_wrapped else int(tensor._version)
 
 
 def give_shapes(rules: Mapping[Any, Callable[..., Any]]) -> None:

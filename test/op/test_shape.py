@@ -323,3 +323,27 @@ def test_circular_padding_is_a_concatenation(backend_name: str) -> None:
         backend=backend_name,
     )  # fmt: skip
     assert "aten.cat" in str(explained) and "slice_scatter" not in str(explained)
+
+
+WRITTEN_WINDOWS = {
+    "behind the last window": lambda x: x.unfold(1, 3, 3).mul_(2),
+    "between windows": lambda x: x[:, 2:].unfold(-1, 2, 4).neg_(),
+    "behind the last window's gap": lambda x: x.unfold(dimension=0, size=2, step=3)[1:].neg_(),
+    "up to the end": lambda x: x.unfold(1, 2, 9).fill_(0.5),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", WRITTEN_WINDOWS)
+def test_what_is_written_into_windows_leaves_other_elements(name: str, backend_name: str) -> None:
+    def written(x: torch.Tensor) -> torch.Tensor:
+        copy = x.clone()
+        WRITTEN_WINDOWS[name](copy)
+        return copy
+
+    def written_in_batch(x: torch.Tensor) -> torch.Tensor:
+        return torch.vmap(written)(x)
+
+    x = torch.randn(2, 7, 11)
+    for function, operand in ((written, x[0]), (written_in_batch, x)):
+        compiled = torch.compile(function, backend=backend_name)
+        assert torch.equal(compiled(operand), function(operand))
