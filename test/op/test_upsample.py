@@ -211,6 +211,24 @@ def test_gradients(mode: str, dims: int, corners: bool, name: str, backend_name:
         assert_matches(mine, theirs, exact)
 
 
+@pytest.mark.parametrize("corners", [False, True])
+def test_antialiased_by_factors(corners: bool, backend_name: str) -> None:
+    """Between aligned corners, the distance of results follows from the sizes, not the factors."""
+
+    def resized(x: torch.Tensor) -> torch.Tensor:
+        factors = (0.4, 0.6)
+        return F.interpolate(
+            x, None, factors, mode="bilinear", align_corners=corners, antialias=True
+        )
+
+    x = torch.randn(2, 3, 7, 6, requires_grad=True)
+    grad, results = torch.randn(2, 3, 2, 3), []
+    for function in (torch.compile(resized, backend=backend_name), resized):
+        result = function(x)
+        results.append((result, *torch.autograd.grad(result, x, grad)))
+    torch.testing.assert_close(*results)
+
+
 @pytest.mark.parametrize("symbolic", [False, True], ids=["static", "dynamic"])
 @pytest.mark.parametrize("corners", [False, True])
 @pytest.mark.parametrize("size", [(3, 4), (5, 12), (1, 1)])

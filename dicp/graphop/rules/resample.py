@@ -39,7 +39,7 @@ def _most(size: Any, out: Any, align_corners: bool, given: float | None) -> Any:
     """The most elements that a result reads: a triangle is as wide as two distances of results, or
     of elements where these are longer."""
     if align_corners:
-        size, out = size - 1, out - 1
+        size, out, given = size - 1, out - 1, None
         if out == 0:
             return size + 1
     elements = math.floor(2 / given) if given else 2 * size // out
