@@ -299,10 +299,10 @@ class Dispatcher:
 
     def index_of(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int:
         """The index of the device that a call runs on."""
-        place = device_of(args, kwargs)
-        if place is None or place.index is None:
+        device = device_of(args, kwargs)
+        if device is None or device.index is None:
             return int(self.native.current_device())
-        return place.index
+        return device.index
 
     @staticmethod
     def _plan(

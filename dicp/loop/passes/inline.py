@@ -181,10 +181,11 @@ class _Inlining:
 
 
 Offsets = tuple[Size, ...]
+"""How far an element lies from another one along each axis, in elements."""
 
 
 def _offsets(coords: tuple[Index, ...], shape: tuple[Size, ...]) -> Offsets | None:
-    """How far `coords` are from the point of a loop nest over `shape`, if that is constant."""
+    """The offsets of `coords` from the point of a loop nest over `shape`, if they are constant."""
     if len(coords) != len(shape):
         return None
     rest = [at + own * -1 for at, own in zip(coords, domain(shape), strict=True)]
