@@ -204,6 +204,8 @@ def test_elementary_functions_are_computed_by_their_only_reader(name: str, dynam
     count, use = TANHS[name]
     made = record(lambda x: use(x.tanh()), torch.randn(6, 20), dynamic=dynamic)
     assert kernels(made) == [count], made.programs[0].text()
+    *_, last = made.programs[0].kernel_texts.values()
+    assert ("d_tanh(" in last) == (count == 1)
 
 
 def test_cross_entropy_forward_writes_no_logits() -> None:

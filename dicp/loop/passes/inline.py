@@ -66,7 +66,6 @@ class _Inlining:
             else:
                 for root in node.read_buffers():
                     self._readers.setdefault(root, []).append((node, None))
-        self._outputs = {ref.root for ref in refs_in(graph.outputs)}
 
     def into(self, node: Compute) -> None:
         """Substitute the producers that `node` computes itself."""
@@ -165,7 +164,7 @@ class _Inlining:
         if producer in known:
             return known[producer]
         readers = self._readers.get(producer.out.root, [])
-        if producer.realize or producer.out.root in self._outputs or len(known) >= MAX_BETWEEN:
+        if producer.realize or len(known) >= MAX_BETWEEN:  # results are realized
             return None
         found: set[Offsets] = set()
         for node, item in readers:
