@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from dicp.errors import FallbackWarning
-from dicp.gpu.launch import address_of, index_of
+from dicp.gpu.launch import index_of, location_of
 from dicp.gpu.library import FUSED_ATTENTION
 from dicp.gpu.thresholds import MAX_CAPTURES, ORDINARY_RUNS
 from dicp.loop.schedule.placement import is_ref
@@ -183,10 +183,10 @@ class CapturedProgram:
 
 def _aliased_input(program: Mapping[str, Any], output: Any) -> tuple[int, int] | None:
     """The position of the input whose memory an output shows, and the bytes before it there."""
-    address = address_of(program["buffers"], output["ref"]) if is_ref(output) else None
-    if address is None or program["buffers"][address.root]["role"] != "input":
+    location = location_of(program["buffers"], output["ref"]) if is_ref(output) else None
+    if location is None or program["buffers"][location.root]["role"] != "input":
         return None
-    return program["inputs"].index(address.root), address.offset or 0
+    return program["inputs"].index(location.root), location.offset or 0
 
 
 def _result(value: Any, aliased: tuple[int, int] | None, inputs: Sequence[Any]) -> Any:
@@ -207,7 +207,7 @@ def _tensors(program: Mapping[str, Any]) -> list[int]:
 def _written_inputs(program: Mapping[str, Any]) -> set[int]:
     """Positions of inputs that a kernel stores into."""
     slots = {slot for step in program["steps"] for slot in step.get("writes", ())}
-    roots = {address_of(program["buffers"], slot).root for slot in slots}
+    roots = {location_of(program["buffers"], slot).root for slot in slots}
     return {k for k, slot in enumerate(program["inputs"]) if slot in roots}
 
 

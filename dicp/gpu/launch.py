@@ -27,7 +27,7 @@ ALIGNMENT = 16
 
 
 @dataclass(frozen=True)
-class BufferAddress:
+class BufferLocation:
     """Where a buffer lies: the buffer that owns its memory, and the bytes from its start."""
 
     root: int
@@ -35,9 +35,9 @@ class BufferAddress:
     """None if it depends on sizes that are not known at compile time."""
 
 
-def address_of(
+def location_of(
     buffers: Sequence[Mapping[str, Any]], slot: int, external: Collection[int] = ()
-) -> BufferAddress:
+) -> BufferLocation:
     """Where `slot` lies; a buffer in `external` owns its memory even if it has a base."""
     offset: int | None = 0
     while buffers[slot]["base"] is not None and slot not in external:
@@ -46,7 +46,7 @@ def address_of(
         known = isinstance(step, int) and offset is not None
         offset = offset + step * width if known else None  # type: ignore[operator]
         slot = buffers[slot]["base"]
-    return BufferAddress(slot, offset)
+    return BufferLocation(slot, offset)
 
 
 def extent_of(buffer: Mapping[str, Any], symbols: Mapping[str, int]) -> int:
@@ -78,7 +78,7 @@ class LaunchPlan(Generic[AnyJob]):
         }  # fmt: skip
         """Buffers that the program does not allocate: only a run knows their alignment."""
         slots = range(len(self.buffers))
-        self.addresses = [address_of(self.buffers, slot, made_by_calls) for slot in slots]
+        self.locations = [location_of(self.buffers, slot, made_by_calls) for slot in slots]
 
     def variant(
         self,
@@ -89,9 +89,9 @@ class LaunchPlan(Generic[AnyJob]):
         """The variant of `step`; without `symbols`, unknown sizes are assumed to be small."""
         aligned = []
         for slot in step["args"]:
-            address = self.addresses[slot]
-            known = address.offset is not None and address.offset % ALIGNMENT == 0
-            aligned.append(known and address.root not in misaligned)
+            location = self.locations[slot]
+            known = location.offset is not None and location.offset % ALIGNMENT == 0
+            aligned.append(known and location.root not in misaligned)
         even = symbols is not None and bool(step["symbols"]) and all(
             evaluate_size(s, symbols) % ALIGNMENT == 0 for s in step["symbols"]
         )  # fmt: skip
@@ -192,7 +192,7 @@ class DeviceSegment:
         self.start = ctypes.addressof(table)
         self.no_scratch = ctypes.c_void_p()
         used = {s for step in launches for s in step["args"]}
-        roots = {device.plan.addresses[s].root for s in used}
+        roots = {device.plan.locations[s].root for s in used}
         self.external = np.array(sorted(roots & device.plan.external), dtype=np.int64)
         self.addresses = np.ctypeslib.as_array(
             ctypes.cast(table, ctypes.POINTER(ctypes.c_uint64)), (len(table),)

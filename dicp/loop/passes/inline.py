@@ -78,6 +78,8 @@ class _Inlining:
                 producer = item.ref.producer
                 if not isinstance(producer, Compute) or item.ref is not producer.out:
                     return None
+                if not self._is_candidate(producer):
+                    return None
                 once = self._is_computed_once(producer, item, node)
                 if not once and not self._is_worth_it(producer, item, node, cost):
                     return None
@@ -122,8 +124,6 @@ class _Inlining:
     def _is_worth_it(self, producer: Compute, item: Load, reader: Compute, cost: int) -> bool:
         """Whether computing the value again at the reader's points, inside of values of this cost,
         is cheaper than loading it."""
-        if not self._is_candidate(producer):
-            return False
         own_cost, reads, _ = self._measure(producer)
         if reads == 0 and own_cost < HEAVY:
             return own_cost <= MAX_TABLE_COST or not _is_table(producer, reader)
@@ -144,9 +144,7 @@ class _Inlining:
         if reader.kind != "pointwise" or producer.shape == reader.shape:
             return False
         offsets = _offsets(item.coords, reader.shape)
-        if offsets is None or not self._is_candidate(producer):
-            return False
-        if self._measure(producer)[1] > MAX_INLINE_LOADS:
+        if offsets is None or self._measure(producer)[1] > MAX_INLINE_LOADS:
             return False
         if _is_checked(producer.body) and not _is_whole(producer.shape, offsets, reader.shape):
             return False
@@ -168,13 +166,18 @@ class _Inlining:
             return None
         found: set[Offsets] = set()
         for node, item in readers:
-            if item is None or not isinstance(node, Compute) or node.kind != "pointwise":
+            if item is None or item.ref is not producer.out:
                 return None
-            step = _offsets(item.coords, node.shape) if item.ref is producer.out else None
-            after = self._computed_at(node, reader, known) if step is not None else None
+            if not isinstance(node, Compute) or node.kind != "pointwise":
+                return None
+            step = _offsets(item.coords, node.shape)
+            after = self._computed_at(node, reader, known)
             if step is None or after is None:
                 return None
-            found |= {tuple(map(_sum, step, offsets)) for offsets in after}
+            found |= {
+                tuple(normal(a + b) for a, b in zip(step, offsets, strict=True))
+                for offsets in after
+            }
         known[producer] = found
         return found
 
@@ -197,10 +200,6 @@ def _is_whole(part: tuple[Size, ...], offsets: Offsets, shape: tuple[Size, ...])
         is_nonnegative(normal(-1 * at)) and is_nonnegative(normal(size + at - own))
         for own, at, size in zip(part, offsets, shape, strict=True)
     )
-
-
-def _sum(a: Size, b: Size) -> Size:
-    return normal(a + b)
 
 
 class _Inliner(Rewriter):

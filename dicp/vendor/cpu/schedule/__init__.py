@@ -63,10 +63,8 @@ def _unrolled(kernel: Kernel) -> Kernel:
     stmts: list[Stmt] = []
     for part in parts:
         for k in range(part.low, part.high):
-            rewrite = Rewriter({last: Index(k)})
-            stmts += [rewritten(s, rewrite, rewrite.index) for s in part.stmts]
-    phase = replace(kernel.phases[0], stmts=tuple(stmts))
-    return replace(kernel, parallel=tuple(outer), phases=(phase,))
+            stmts += _substituted(part.stmts, last, Index(k))
+    return _with_loops(kernel, outer, stmts)
 
 
 def _jammed(kernel: Kernel) -> Kernel:
@@ -80,15 +78,23 @@ def _jammed(kernel: Kernel) -> Kernel:
         if len(ranges) == 1 or len(extents) > 1:
             continue
         jammed = Var(var.position, extents.pop())
-        parts: list[list[Stmt]] = []
-        for each in ranges:
-            rewrite = Rewriter({var: variable(jammed) + each.low})
-            parts.append([rewritten(s, rewrite, rewrite.index) for s in each.stmts])
+        parts = [_substituted(each.stmts, var, variable(jammed) + each.low) for each in ranges]
         if set.intersection(*map(_elementary_functions, parts)):
-            loops = tuple(jammed if v is var else v for v in kernel.parallel)
-            phase = replace(kernel.phases[0], stmts=tuple(s for part in parts for s in part))
-            return replace(kernel, parallel=loops, phases=(phase,))
+            loops = [jammed if v is var else v for v in kernel.parallel]
+            return _with_loops(kernel, loops, [s for part in parts for s in part])
     return kernel
+
+
+def _substituted(stmts: Iterable[Stmt], var: Var, index: Index) -> list[Stmt]:
+    """The statements with `index` in the place of a loop's variable."""
+    rewrite = Rewriter({var: index})
+    return [rewritten(s, rewrite, rewrite.index) for s in stmts]
+
+
+def _with_loops(kernel: Kernel, loops: Iterable[Var], stmts: Iterable[Stmt]) -> Kernel:
+    """A kernel of one phase with other loops and statements."""
+    phase = replace(kernel.phases[0], stmts=tuple(stmts))
+    return replace(kernel, parallel=tuple(loops), phases=(phase,))
 
 
 def _elementary_functions(stmts: Iterable[Stmt]) -> set[Expr]:
