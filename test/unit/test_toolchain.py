@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import subprocess
 from collections.abc import Sequence
 from itertools import product
 from pathlib import Path
@@ -153,3 +154,20 @@ def test_command_with_arguments_is_accepted() -> None:
     toolchain = find_toolchain(Config(cxx=f"{find_toolchain(Config()).compiler} -DX=1"))
     built = compile_shared(toolchain, {"a.cpp": "#if X != 1\n#error\n#endif\n"}, "a.cpp")
     assert built
+
+
+SPILLED = re.compile(r"vdpbf16ps [^\n]*(%zmm\d+)\n(?:[^\n]*\n)?[^\n]*vmov\w+ +\1,[^\n]*\(%r[sb]p")
+"""A sum that is stored on the stack after a product was added to it."""
+
+
+@pytest.mark.parametrize("name", ["attention", "attention_gradients", "product", "dots"])
+def test_sums_of_tiles_stay_in_registers(name: str, tmp_path: Path) -> None:
+    """g++ keeps an array of sums in memory if its elements are operands of `asm`."""
+    group = Group(name, "_bf16")
+    files = {"unit.cpp": unit_text(group.header, group.bodies(), {}), **header_texts()}
+    flags = ("-march=x86-64-v4", "-mavx512bf16", "-UDICP_TILES")
+    toolchain = find_toolchain(Config(cxx="g++", cxx_flags=flags)).with_flags(group.flags)
+    (tmp_path / "unit.so").write_bytes(compile_shared(toolchain, files, "unit.cpp"))
+    command = ["objdump", "-d", "--no-show-raw-insn", str(tmp_path / "unit.so")]
+    text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert text.count("vdpbf16ps") > 10 and not SPILLED.findall(text)

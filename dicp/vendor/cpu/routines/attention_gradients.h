@@ -227,7 +227,9 @@ template <class T> struct d_attention_gradient {
     }
     for (int64_t from = begin; from < end; from += d_key_block) {
       const int64_t n = d_min(end - from, d_key_block), padded = d_round_up(n, d_panel);
-      const int64_t whole = d_round_up(n, d_whole_tiles<packed>);
+      // The products by columns of weights compute whole tiles of keys; transposing them takes whole vectors.
+      const int64_t tile_keys = d_round_up(n, d_tile_shape<packed>::rows);
+      const int64_t whole = d_round_up(tile_keys > padded ? tile_keys : padded, d_lanes);
       multiply(from, padded);
       for (int64_t i = 0; i < tiles; ++i) {
         float *weight = weights + i * d_key_block, *grad_score = grad_scores + i * d_key_block;
@@ -253,11 +255,11 @@ template <class T> struct d_attention_gradient {
       }
       const packed* transposed = d_transpose_left_operand(weights, count, whole, transposed_memory);
       d_multiply_tiles<transposed_strides::row, transposed_strides::step>(
-          whole, width, packed_rows, transposed, grad_panels, packed_rows * d_panel, d_panel,
+          tile_keys, width, packed_rows, transposed, grad_panels, packed_rows * d_panel, d_panel,
           grad_values + (from - lower) * width, width, true);
       transposed = d_transpose_left_operand(grad_scores, count, whole, transposed_memory);
       d_multiply_tiles<transposed_strides::row, transposed_strides::step>(
-          whole, depth, packed_rows, transposed, query_panels, packed_rows * d_panel, d_panel,
+          tile_keys, depth, packed_rows, transposed, query_panels, packed_rows * d_panel, d_panel,
           grad_keys + (from - lower) * depth, depth, true);
       for (int64_t i = 0; i < count; ++i)
         d_pack_row_in_place(grad_scores + i * d_key_block, padded, (packed*)(grad_scores + i * d_key_block));

@@ -137,16 +137,22 @@ template <> struct d_tile_shape<d_bf16_pair> {
 template <> constexpr bool d_uses_tiles<d_bf16_pair> = true;
 #endif
 template <class T> using d_packed = typename d_packed_type<T>::type;
+// Terms of a sum that are added before it is added to the others. Sums of pairs are rounded to 16 bits at last,
+// beside which the errors of longer sums are nothing.
+template <class C> constexpr int64_t d_summed_depth = d_pack_factor<C> == 2 ? d_tile_shape<C>::depth : d_depth_block;
 // Number of packed elements that hold `count` numbers of type T along the depth.
 template <class T> d_inline int64_t d_packed_depth(int64_t count) {
   return (count + d_pack_factor<d_packed<T>> - 1) / d_pack_factor<d_packed<T>>;
 }
 
-// Products of the packed elements in two vectors, added to the sums of their lanes.
+// Products of the packed elements in two vectors, added to the sums of their lanes. Instructions take copies of
+// sums: g++ keeps an array in memory if one of its elements is an operand of `asm`.
 d_inline void d_multiply_add_lanes(d_vec& sum, d_vec a, d_vec b, const float*) { sum += a * b; }
 #if defined(__AVX512BF16__)
 d_inline void d_multiply_add_lanes(d_vec& sum, d_vec a, d_vec b, const d_bf16_pair*) {
-  asm("vdpbf16ps %2, %1, %0" : "+v"(sum) : "v"(a), "v"(b));
+  d_vec all = sum;
+  asm("vdpbf16ps %2, %1, %0" : "+v"(all) : "v"(a), "v"(b));
+  sum = all;
 }
 #endif
 // One vector of B, or two.
@@ -161,8 +167,10 @@ template <class T> d_inline void d_pack_element(float* to, const T* from, int64_
 #if defined(__AVX512BF16__)
 template <int V = 2> d_inline void d_multiply_add(d_vec* sum, d_bf16_pair a, d_vec left, d_vec right) {
   const d_words all = d_words{} + a.bits;
-  asm("vdpbf16ps %2, %1, %0" : "+v"(sum[0]) : "v"(all), "v"(left));
-  if (V == 2) asm("vdpbf16ps %2, %1, %0" : "+v"(sum[1]) : "v"(all), "v"(right));
+  d_vec first = sum[0], second = sum[1];
+  asm("vdpbf16ps %2, %1, %0" : "+v"(first) : "v"(all), "v"(left));
+  if (V == 2) asm("vdpbf16ps %2, %1, %0" : "+v"(second) : "v"(all), "v"(right));
+  sum[0] = first, sum[1] = second;
 }
 d_inline void d_pack_element(d_bf16_pair* to, const d_bf16* from, int64_t step, int64_t left) {
   to->bits = from[0] | (left > 1 ? (uint32_t)from[step] << 16 : 0);
@@ -475,10 +483,10 @@ d_inline void d_compute_strided_tile(int64_t depth, const C* a, const C* b, int6
 template <int AI, int AK, class C>
 static void d_multiply_tiles(int64_t rows, int64_t columns, int64_t depth, const C* a, const C* b,
                     int64_t panel_step, int64_t b_step, float* c, int64_t c_step, bool add) {
-  for (int64_t from = 0; from < depth; from += d_depth_block)
+  for (int64_t from = 0; from < depth; from += d_summed_depth<C>)
     for (int64_t j = 0; j < columns; j += d_panel)
       for (int64_t i = 0; i < rows; i += d_tile_shape<C>::rows)
-        d_compute_strided_tile<AI, AK>(d_min(depth - from, d_depth_block), a + i * AI + from * AK,
+        d_compute_strided_tile<AI, AK>(d_min(depth - from, d_summed_depth<C>), a + i * AI + from * AK,
                        b + j / d_panel * panel_step + from * b_step, b_step,
                        [=](int r, const d_vec* sum) __attribute__((always_inline)) {
                          d_store_row(c + (i + r) * c_step + j, sum, add || from);

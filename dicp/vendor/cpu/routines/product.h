@@ -10,6 +10,7 @@ constexpr int64_t d_task_rows = 512;   // rows of C that are enough for a task
 constexpr int64_t d_task_rows_on_tiles = 4096;  // the same on tile registers: each task copies its columns of B
 constexpr int64_t d_max_split_k_size = 1 << 15;  // most elements of C for which each thread has sums of its own
 constexpr int64_t d_max_rows_unpacked = 384;    // rows of C for which copying B costs more than it saves
+constexpr int64_t d_page = 4096;        // bytes after which addresses fall into the same set of an L1 cache
 constexpr int64_t d_max_cached_a = 1 << 18;     // packed elements of A that the L2 cache keeps beside B, on tiles
 
 // A tile whose sums are complete, while the epilogue of its rows from `next` to `height` is not: on tile
@@ -43,8 +44,14 @@ template <class T, bool by_columns = false, class W = T> struct d_gemm {
   int64_t packed_depth() const { return d_packed_depth<T>(depth); }
   int64_t panels() const { return (columns + d_panel - 1) / d_panel; }
   bool splits_depth() const { return packed_depth() > most_depth; }
+  // Whether the rows of A that a tile reads together lie in one set of the L1 cache, which holds fewer lines, and
+  // are read often enough for a copy.
+  bool rows_collide() const {
+    return !d_uses_tiles<packed> && a.column == 1 && a.row * sizeof(T) % d_page == 0 && panels() >= 4;
+  }
   // Whether A is read in place: its elements, or pairs of them, are packed elements.
   bool reads_a_in_place() const {
+    if (rows_collide()) return false;
     if (d_pack_factor<packed> == 1) return sizeof(T) == sizeof(packed);
     return a.column == 1 && a.row % 2 == 0 && a.batch % 2 == 0 && depth % 2 == 0;
   }
@@ -103,7 +110,8 @@ template <class T, bool by_columns = false, class W = T> struct d_gemm {
                     float* before, T* out, pending_tile& pending) const {
     if constexpr (d_uses_tiles<packed>)
       return start_tiles(tile_rows, row, height, column, n, done, part, from, panel, before, out, pending);
-    const int64_t step = d_round_up(n, d_panel), times = (part + d_depth_block - 1) / d_depth_block;
+    constexpr int64_t summed = d_summed_depth<packed>;
+    const int64_t step = d_round_up(n, d_panel), times = (part + summed - 1) / summed;
     const bool last = done + part == packed_depth(),
                plain = activation == d_none && height == tile_rows && !by_row;
     for (int64_t j = 0; j < n; j += d_panel, from.b += panel, before += d_panel) {
