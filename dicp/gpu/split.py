@@ -30,7 +30,17 @@ from dicp.gpu.tiles import extent
 from dicp.loop.ir import expr as ir
 from dicp.loop.ir.expr import Expr, Load, Ref, Rewriter
 from dicp.loop.ir.graph import Call, Compute, Graph, Node, refs_in
-from dicp.loop.ir.index import ZERO, Index, Size, Var, contiguous_strides, domain, flatten, variable
+from dicp.loop.ir.index import (
+    ZERO,
+    Index,
+    Size,
+    Var,
+    contiguous_strides,
+    dense_strides,
+    domain,
+    flatten,
+    variable,
+)
 from dicp.loop.ir.ops import neutral_element
 from dicp.loop.schedule.groups import CrossRow
 from dicp.loop.schedule.partition import chunk_of
@@ -78,7 +88,9 @@ def _partial_sums(graph: Graph, node: Compute, parts: int) -> Compute:
     """Inserts a sum with one result per program; `node` becomes the sum of these results."""
     axis = node.axes[0]
     kept = _of_parts(node, axis, parts)
-    left = Ref(f"{node.out.name}_parts", kept, node.out.dtype, contiguous_strides(kept), "temp")
+    # The results of a part lie together, as the kernel of a partition stores them.
+    strides = dense_strides(kept, sorted(range(len(kept)), key=lambda k: k != axis))
+    left = Ref(f"{node.out.name}_parts", kept, node.out.dtype, strides, "temp")
     whole = replace(node, out=left)
     left.producer = whole
     node.shape, node.axes, node.body = kept, (axis,), ir.load(left, domain(kept))

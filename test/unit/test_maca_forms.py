@@ -14,10 +14,12 @@ from test_triton_cross_row import (
     NORMS,
     SHAPES,
     check_gradients,
+    check_sums_in_parts,
     inputs_of,
     layer_norm,
     rows_beside_sums,
     sum_before_rows,
+    sums_beside_kept_axes,
 )
 from torch import Tensor
 
@@ -81,6 +83,12 @@ def test_sums_that_no_rows_fuse_with_have_their_rows_in_parts(
         assert_matches(mine, theirs, real)
     found = texts_of(fn, x)
     assert sum("first + at" in t for t in found) == 1 and not any("sums_0" in t for t in found)
+
+
+@pytest.mark.parametrize("changing", [False, True], ids=["static", "any size"])
+def test_parts_of_rows_behind_an_axis_that_is_kept(changing: bool, tmp_path: Path) -> None:
+    x = torch.randn(2, 1021, 16, generator=torch.Generator().manual_seed(0))
+    check_sums_in_parts("maca", sums_beside_kept_axes, x, 1, changing, tmp_path)
 
 
 # ---- transposed tiles ----------------------------------------------------------------------------

@@ -164,6 +164,30 @@ def test_sums_that_no_rows_fuse_with_have_their_rows_in_parts(
     assert len(shared) == 1 and shared[0]["launch"]["axes"]["r"]["masked"]
 
 
+def sums_beside_kept_axes(x: Tensor) -> tuple[Tensor, Tensor]:
+    """The second sum keeps an axis before the one that it reduces."""
+    return x.sum((0, 2)), x.sum(1)
+
+
+@pytest.mark.parametrize("changing", [False, True], ids=["static", "any size"])
+def test_parts_of_rows_behind_an_axis_that_is_kept(changing: bool, tmp_path: Path) -> None:
+    x = torch.randn(2, 1021, 16, generator=torch.Generator().manual_seed(0))
+    check_sums_in_parts("triton", sums_beside_kept_axes, x, 1, changing, tmp_path)
+
+
+def check_sums_in_parts(
+    vendor: str, fn: Callable[..., Any], x: Tensor, rows: int, changing: bool, folder: Path
+) -> None:
+    """Compares results of a function that sums along axis `rows`, which may be `changing`."""
+    torch._dynamo.reset()
+    if changing:
+        torch._dynamo.mark_dynamic(x, rows)
+    backend = Backend(vendor, cache_dir=folder)
+    got = torch.compile(fn, backend=backend, dynamic=False)(x)
+    for mine, theirs, real in zip(got, fn(x), fn(x.double()), strict=True):
+        assert_matches(mine, theirs, real)
+
+
 def test_a_graph_is_scheduled_once(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[Any] = []
     fused = kernels.fuse
