@@ -17,6 +17,7 @@ from test_triton_cross_row import (
     check_sums_in_parts,
     inputs_of,
     layer_norm,
+    one_row_of_each_column,
     rows_beside_sums,
     sum_before_rows,
     sums_beside_kept_axes,
@@ -89,6 +90,12 @@ def test_sums_that_no_rows_fuse_with_have_their_rows_in_parts(
 def test_parts_of_rows_behind_an_axis_that_is_kept(changing: bool, tmp_path: Path) -> None:
     x = torch.randn(2, 1021, 16, generator=torch.Generator().manual_seed(0))
     check_sums_in_parts("maca", sums_beside_kept_axes, x, 1, changing, tmp_path)
+
+
+@pytest.mark.parametrize("changing", [False, True], ids=["static", "any size"])
+def test_a_row_that_one_part_has(changing: bool, tmp_path: Path) -> None:
+    x = torch.randn(1021, 24, generator=torch.Generator().manual_seed(0))
+    check_sums_in_parts("maca", one_row_of_each_column, x, 0, changing, tmp_path)
 
 
 # ---- transposed tiles ----------------------------------------------------------------------------

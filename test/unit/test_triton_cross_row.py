@@ -175,6 +175,19 @@ def test_parts_of_rows_behind_an_axis_that_is_kept(changing: bool, tmp_path: Pat
     check_sums_in_parts("triton", sums_beside_kept_axes, x, 1, changing, tmp_path)
 
 
+def one_row_of_each_column(x: Tensor) -> tuple[Tensor, Tensor]:
+    """One row at most adds to the sum of a column."""
+    place = torch.arange(x.shape[1]) * 7
+    hit = torch.arange(x.shape[0])[:, None] == place
+    return torch.softmax(x, -1), torch.where(hit, place + 0.5, 0.0).sum(0)
+
+
+@pytest.mark.parametrize("changing", [False, True], ids=["static", "any size"])
+def test_a_row_that_one_part_has(changing: bool, tmp_path: Path) -> None:
+    x = torch.randn(1021, 24, generator=torch.Generator().manual_seed(0))
+    check_sums_in_parts("triton", one_row_of_each_column, x, 0, changing, tmp_path)
+
+
 def check_sums_in_parts(
     vendor: str, fn: Callable[..., Any], x: Tensor, rows: int, changing: bool, folder: Path
 ) -> None:

@@ -16,8 +16,13 @@ from dicp.loop.ir.kernel import Kernel, Let, Phase, Reduce, Scan, ScratchStore, 
 
 
 def without_one_hot_sums(kernel: Kernel) -> Kernel:
-    """The kernel with such sums as scalars of the row, outside the reduction loop."""
+    """The kernel with such sums as scalars of the row, outside the reduction loop.
+
+    Sums over parts of the loop are left: only one of the parts has the iteration.
+    """
     if kernel.kind not in ("inner_reduction", "outer_reduction") or len(kernel.reduction) != 1:
+        return kernel
+    if kernel.partition is not None and not kernel.cross_row_stores():
         return kernel
     own = frozenset(s.name for s in kernel.stmts() if isinstance(s, (Scan, ScratchStore)))
     row = _Row(kernel.reduction[0], own)
