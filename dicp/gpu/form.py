@@ -111,7 +111,8 @@ def _reduction(kernel: Kernel, facts: DeviceFacts) -> ReductionTile:
     if tile.persistent:
         return ReductionTile(tile, passes, barriers=barriers(kernel, passes))
     online = online_pairs(passes)
-    found = tuple(deviations(kernel))
+    rescaled = {total for _, _, total in online}
+    found = tuple(each for each in deviations(kernel) if each.total not in rescaled)
     early = {stmt for each in found for stmt in each.sums}
     passes = tuple(tuple(s for s in stmts if s not in early) for stmts in passes)
     hints = cache_hints(kernel, passes, [k for k, *_ in online])

@@ -66,6 +66,16 @@ def test_channels(channels: int, layout: torch.memory_format, tmp_path: Path) ->
             assert_matches(mine, eager, real)
 
 
+def test_moments_of_what_online_softmax_sums_up(tmp_path: Path) -> None:
+    def variance(x: Tensor) -> Tensor:
+        return torch.exp(x - x.amax(-1, keepdim=True)).var(-1)
+
+    x = torch.randn(3, LONG, generator=torch.Generator().manual_seed(0))
+    torch._dynamo.reset()
+    got = torch.compile(variance, backend=Backend("triton", cache_dir=tmp_path))(x)
+    assert_matches(got, variance(x), variance(x.double()))
+
+
 @pytest.mark.parametrize("symbolic", [False, True])
 def test_a_row_is_read_once_for_both_and_once_for_what_follows(symbolic: bool) -> None:
     recorded = record(layer_norm, torch.randn(150, LONG), target=TritonRecorder(), dynamic=symbolic)
