@@ -66,6 +66,18 @@ def test_channels(channels: int, layout: torch.memory_format, tmp_path: Path) ->
             assert_matches(mine, eager, real)
 
 
+@pytest.mark.parametrize("symbolic", [False, True])
+def test_integers_are_summed_exactly(symbolic: bool, tmp_path: Path) -> None:
+    def distances(x: Tensor) -> Tensor:
+        away = x - x.sum(-1, keepdim=True)
+        return (away * away).sum(-1)
+
+    x = torch.randint(-1000, 1000, (3, LONG), generator=torch.Generator().manual_seed(0))
+    torch._dynamo.reset()
+    run = torch.compile(distances, backend=Backend("triton", cache_dir=tmp_path), dynamic=symbolic)
+    assert torch.equal(run(x), distances(x))
+
+
 def test_moments_of_what_online_softmax_sums_up(tmp_path: Path) -> None:
     def variance(x: Tensor) -> Tensor:
         return torch.exp(x - x.amax(-1, keepdim=True)).var(-1)

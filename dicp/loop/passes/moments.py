@@ -33,11 +33,17 @@ class Deviations:
 
 
 def deviations(kernel: Kernel) -> list[Deviations]:
-    """Each sum of squared deviations, with the sum of the same elements in an earlier pass."""
+    """Each sum of squared deviations, with the sum of the same elements in an earlier pass.
+
+    Integers are left out: their mean need not be an integer.
+    """
     found: list[Deviations] = []
     sums: dict[Expr, Reduce] = {}
     for phase in kernel.phases:
-        here = {s.value: s for s in phase.stmts if isinstance(s, Reduce) and s.op == "sum"}
+        here = {
+            s.value: s for s in phase.stmts
+            if isinstance(s, Reduce) and s.op == "sum" and s.dtype.is_floating_point
+        }  # fmt: skip
         for value, stmt in here.items():
             if value.op not in ("mul", "square"):
                 continue
