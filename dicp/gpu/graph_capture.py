@@ -194,7 +194,7 @@ def _result(value: Any, aliased: tuple[int, int] | None, inputs: Sequence[Any]) 
     if not isinstance(value, torch.Tensor):
         return value
     if aliased is None:
-        return value.clone()
+        return _copy(value)
     source, offset = inputs[aliased[0]], aliased[1] // value.element_size()
     return source.as_strided(value.shape, value.stride(), source.storage_offset() + offset)
 
@@ -212,7 +212,12 @@ def _written_inputs(program: Mapping[str, Any]) -> set[int]:
 
 
 def _copy(tensor: torch.Tensor) -> torch.Tensor:
-    """A copy with the same strides, gaps included, since the program was compiled for them."""
+    """A copy with the same strides, gaps and overlaps included: the program was compiled for those
+    of its inputs, and the program of the gradients for those of results that are saved."""
+    if _overlaps(tensor):
+        steps = zip(tensor.shape, tensor.stride(), strict=True)
+        whole = tensor.as_strided((1 + sum((n - 1) * step for n, step in steps),), (1,))
+        return whole.clone().as_strided(tensor.shape, tensor.stride())
     copy = torch.empty_strided(
         tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device
     )
@@ -220,7 +225,7 @@ def _copy(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _overlaps(tensor: torch.Tensor) -> bool:
-    """Whether elements share memory, so that no copy can have the same layout."""
+    """Whether elements share memory, so that PyTorch copies no tensor into such a layout."""
     extent = 1
     for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
         if size > 1 and stride < extent:

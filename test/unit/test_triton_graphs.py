@@ -26,6 +26,12 @@ from dicp.torch_private import record_on_device
 from dicp.vendor.triton.simulator import Simulator
 
 
+def memory_of(tensor: Tensor) -> Tensor:
+    """The memory from a tensor's first element to its last."""
+    steps = zip(tensor.shape, tensor.stride(), strict=True)
+    return tensor.as_strided((1 + sum((n - 1) * step for n, step in steps),), (1,))
+
+
 class Replays:
     """Records by running; a replay runs again and copies into the recorded results."""
 
@@ -45,11 +51,11 @@ class Replays:
         def replay() -> None:
             self.replayed += 1
             for old, new in zip(first, run(), strict=True):
-                old.copy_(new)
+                memory_of(old).copy_(memory_of(new))
 
         # Recording does no work: what lies in the results before a replay must not matter.
         kept = [t.clone() for t in self.protected]
-        first += [torch.full_like(t, 7) for t in run()]
+        first += [torch.full_like(memory_of(t), 7).as_strided(t.shape, t.stride()) for t in run()]
         for tensor, before in zip(self.protected, kept, strict=True):
             tensor.copy_(before)
         return replay, first
@@ -156,6 +162,21 @@ def test_inputs_with_gaps_are_copied_as_they_lie() -> None:
         (y,) = run([torch.full((4, 16), float(k))[:, :8]])
         assert float(y[3, 7]) == k + 1
     assert replays.recorded == 1 and replays.replayed == 3
+
+
+def columns(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Results with gaps between their rows, and with rows in the same memory."""
+    y = x + 1
+    return y[:, 1:], y[0].expand(3, 8)
+
+
+def test_results_are_laid_out_as_in_runs_that_are_not_recorded() -> None:
+    run, replays = graphed(columns, torch.ones(4, 8))
+    for k in range(4):
+        apart, expanded = run([torch.full((4, 8), float(k))])
+        assert apart.stride() == (8, 1) and expanded.stride() == (0, 1)
+        assert apart.unique().tolist() == expanded.unique().tolist() == [k + 1]
+    assert replays.replayed == 2
 
 
 def test_what_the_driver_does_not_record_is_launched_with_the_reason() -> None:
