@@ -112,7 +112,7 @@ def autotuner(name: str) -> Autotuner:
 
     def load(program: Program) -> LoopExecutable:
         plain, texts = program
-        return LoopExecutable(plain, Simulator(texts), HostMemory())
+        return LoopExecutable(plain, Simulator(texts, plain["buffers"]), HostMemory())
 
     on, builder = choice.platform("interpreter"), Builder(store, Workers(), config.jobs)
     kernels = choice.TritonProducts(90, builder, load)

@@ -70,7 +70,8 @@ def graphed(
     target = record(fn, *inputs, dynamic=dynamic, target=TritonRecorder())
     program = target.programs[0]
     replays = Replays()
-    run = LoopExecutable(program.serialized, Simulator(program.kernel_texts), HostMemory())
+    runtime = Simulator(program.kernel_texts, program.serialized["buffers"])
+    run = LoopExecutable(program.serialized, runtime, HostMemory())
     return CapturedProgram(program.serialized, run, static, record=replays), replays
 
 

@@ -181,6 +181,14 @@ def windows(x: Tensor) -> Tensor:
     return torch.nn.functional.adaptive_avg_pool1d(x, 60_000)
 
 
+def test_interpreted_indices_are_wide_for_elements_far_apart(tmp_path: Path) -> None:
+    x = torch.empty(2**32 + 1, dtype=torch.int8)[:: 2**31]  # memory of which 3 pages are used
+    x.copy_(torch.tensor([1, 2, 3]))
+    torch._dynamo.reset()
+    got = torch.compile(lambda x: x + 1, backend=Backend("triton", cache_dir=tmp_path))(x)
+    assert got.tolist() == [2, 3, 4]
+
+
 def test_indices_are_wide_where_they_are_divided_beyond_32_bits() -> None:
     for size, wide in ((100_001, True), (10_001, False)):
         plan = plan_of(windows, torch.ones(1, 1, size))

@@ -286,7 +286,7 @@ def autotuner(tmp_path: Path, product: Product) -> Iterator[Callable[..., Autotu
     def made(timer: Stopwatch, chip: str = "a chip") -> Autotuner:
         def load(program: Program) -> LoopExecutable:
             plain, texts = program
-            return LoopExecutable(plain, Simulator(texts), HostMemory())
+            return LoopExecutable(plain, Simulator(texts, plain["buffers"]), HostMemory())
 
         own = choice.TritonProducts(90, Compiled(tilings[0], tilings[1]), load)
         cache = Cache.open(Config(cache_dir=tmp_path))

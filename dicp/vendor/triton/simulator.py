@@ -26,6 +26,7 @@ import torch
 
 from dicp.config import environment
 from dicp.gpu.index_width import needs_wide
+from dicp.gpu.launch import extent_of
 from dicp.serialize import evaluate_size
 from dicp.torch_private import disable_current_modes
 from dicp.vendor.triton.thresholds import MAX_BLOCK, MAX_PROGRAMS, MAX_TILE_ELEMENTS
@@ -282,8 +283,10 @@ def _interpreter() -> Interpreter:
 class Simulator:
     """The kernels of a program, ready to be interpreted."""
 
-    def __init__(self, texts: Mapping[str, str]) -> None:
+    def __init__(self, texts: Mapping[str, str], buffers: Sequence[Mapping[str, Any]]) -> None:
         self.texts = texts
+        self.buffers = buffers
+        """Those of the serialized program, whose extents decide how wide indices are."""
         self._functions: dict[str, Callable[..., None]] = {}
 
     def function(self, name: str) -> Callable[..., None]:
@@ -314,7 +317,9 @@ class _Launch:
         self.elements = [host.pointer_type(e) for e in launch["elements"]]
         sizes = [host.runtime._implicit_cvt(evaluate_size(s, symbols)) for s in step["symbols"]]
         blocks, self.programs = simulated_blocks(launch, symbols)
-        width = host.language.int64 if needs_wide(step, symbols) else host.language.int32
+        extents = [extent_of(simulator.buffers[slot], symbols) for slot in self.slots]
+        wide = needs_wide(step, symbols, extents)
+        width = host.language.int64 if wide else host.language.int32
         self.rest = [*sizes, width, *blocks, *launch.get("constants", {}).values()]
 
     def run(self, table: Any) -> None:

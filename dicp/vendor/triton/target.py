@@ -121,7 +121,7 @@ class TritonTarget(GpuTarget):
             from dicp.vendor.triton.simulator import Simulator  # imports a second Triton
 
             self.warn_of_simulator("Triton's interpreter")
-            return Simulator(sources.texts)
+            return Simulator(sources.texts, sources.program["buffers"])
         plan = Plan(sources.program, sources.texts, architecture(sources.device))
         index = index_of(sources.device)
         return Device(plan, self._builder(cache, config), find_driver(), index)
