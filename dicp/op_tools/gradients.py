@@ -16,7 +16,7 @@ import torch
 
 from dicp.op_tools import trees
 from dicp.op_tools.frame import FRAME
-from dicp.torch_private import at_end_of_backward
+from dicp.torch_private import at_end_of_backward, is_view_of_another, next_node_number, node_number
 
 MAX_NODES = 4096
 """A call whose graph is larger than this (a whole third-party model) has no gradients recorded."""
@@ -67,19 +67,25 @@ class InputEdges:
     """Where the inputs of a call hang in the autograd graph, taken before the call runs."""
 
     edges: list[tuple[Any, int] | None]
+    first_node: int = 0
+    """The number of the first node that the call may record."""
+    views: frozenset[int] = frozenset()
+    """The ids of inputs that are views: what is written to one changes the node of its base."""
 
     @classmethod
     def of(cls, args: Any, kwargs: Any) -> InputEdges:
         if not torch.is_grad_enabled():
             return cls([])
         edges: list[tuple[Any, int] | None] = []
+        views = set()
         for tensor in trees.tensors((args, kwargs)):
             if tensor.requires_grad:
+                views |= {id(tensor)} if is_view_of_another(tensor) else set()
                 edge = torch.autograd.graph.get_gradient_edge(tensor)
                 edges.append((edge.node, edge.output_nr))
             else:
                 edges.append(None)
-        return cls(edges)
+        return cls(edges, next_node_number(), frozenset(views))
 
     @property
     def needed(self) -> bool:
@@ -97,11 +103,12 @@ def watch(
     """Call `done` in backward, once all gradients of a call that it reaches are known.
 
     `outputs` is the result of the call whose inputs hung at `edges`. Returns None, and watches
-    nothing, for a call that autograd did not record, or with more nodes than `most`.
+    nothing, for a call that autograd did not record, that has more nodes than `most`, or that wrote
+    to a view, whose gradient arrives as a part of that of its base.
     """
     results = list(trees.tensors(outputs))
     recorded = _recorded(results)
-    if not edges.needed or not recorded:
+    if not edges.needed or not recorded or any(id(t) in edges.views for t in results):
         return None
     known = edges.places
     first_of = [None if e is None else known[e] for e in edges.edges]  # one tensor given twice
@@ -109,8 +116,8 @@ def watch(
     if not nodes:
         return None
     found = Gradients([None] * len(results), [None] * len(edges.edges), recorded, len(nodes))
-    for place in recorded:
-        results[place].register_hook(_arrives(found, place))
+    for node, arriving in _makers(results, recorded):
+        node.register_prehook(_arrives(found, arriving))
     for node, places in nodes:
         node.register_hook(_leaves(found, places, first_of, done))
     return found
@@ -123,17 +130,10 @@ def watch_outputs(outputs: Any, done: Callable[[Gradients], None]) -> None:
     """
     results = list(trees.tensors(outputs))
     recorded = _recorded(results)
-    found = Gradients([None] * len(results), [], recorded, len(recorded))
-
-    def arrives(place: int) -> Callable[[torch.Tensor], None]:
-        def hook(gradient: torch.Tensor | None) -> None:
-            _keep(found, place, gradient)
-            found.reached(done)
-
-        return hook
-
-    for place in recorded:
-        results[place].register_hook(arrives(place))
+    makers = _makers(results, recorded)
+    found = Gradients([None] * len(results), [], recorded, len(makers))
+    for node, arriving in makers:
+        node.register_prehook(_arrives(found, arriving, lambda: found.reached(done)))
 
 
 def nodes_of(
@@ -162,7 +162,7 @@ def nodes_of(
                 continue
             if (upstream, number) in known:
                 places.append((place, known[upstream, number]))
-            elif upstream not in stops:
+            elif upstream not in stops and node_number(upstream) >= edges.first_node:
                 todo.append(upstream)
         found.append((node, places))
     return found
@@ -172,18 +172,31 @@ def _recorded(results: Sequence[torch.Tensor]) -> tuple[int, ...]:
     return tuple(k for k, t in enumerate(results) if t.requires_grad and t.grad_fn is not None)
 
 
-def _arrives(found: Gradients, place: int) -> Callable[[torch.Tensor | None], None]:
-    """The gradient of an output that nothing reads, beside one that something does, is None."""
+def _makers(
+    results: Sequence[torch.Tensor], recorded: Sequence[int]
+) -> list[tuple[Any, list[tuple[int, int]]]]:
+    """The nodes that made these results, each with (its own place, the result's)."""
+    found: dict[Any, list[tuple[int, int]]] = {}
+    for place in recorded:
+        edge = torch.autograd.graph.get_gradient_edge(results[place])
+        found.setdefault(edge.node, []).append((edge.output_nr, place))
+    return list(found.items())
 
-    def hook(gradient: torch.Tensor | None) -> None:
-        _keep(found, place, gradient)
+
+def _arrives(
+    found: Gradients, places: list[tuple[int, int]], then: Callable[[], None] = lambda: None
+) -> Callable[[Any], None]:
+    """Keep the gradients that a node gets, after hooks of the program have changed them; that of
+    an output that nothing reads, beside one that something does, is None."""
+
+    def hook(grad_outputs: Any) -> None:
+        with FRAME.unhooked():
+            for place, target in places:
+                gradient = grad_outputs[place]
+                found.outputs[target] = None if gradient is None else gradient.detach()
+        then()
 
     return hook
-
-
-def _keep(found: Gradients, place: int, gradient: torch.Tensor | None) -> None:
-    with FRAME.unhooked():
-        found.outputs[place] = None if gradient is None else gradient.detach()
 
 
 def _leaves(

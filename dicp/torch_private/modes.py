@@ -22,6 +22,14 @@ without_autocast = torch._C._DisableAutocast
 at_end_of_backward = torch.autograd.Variable._execution_engine.queue_callback
 """Call a function once the pass of autograd that is running has ended."""
 
+next_node_number = torch._C._autograd._get_sequence_nr
+"""The number of the next node that autograd records in this thread; numbers increase."""
+
+
+def node_number(node: Any) -> int:
+    """The number of a node of the autograd graph in the thread that recorded it."""
+    return int(node._sequence_nr())
+
 
 def push_function_mode(mode: Any) -> None:
     """Enter a TorchFunctionMode in this thread until `pop_function_mode`."""

@@ -150,6 +150,11 @@ def storage_use_count(storage: torch.UntypedStorage) -> int:
     return int(torch._C._storage_Use_Count(storage._cdata))
 
 
+def is_view_of_another(tensor: torch.Tensor) -> bool:
+    """Whether autograd knows the tensor as a view of another one."""
+    return tensor._is_view()
+
+
 def version_of(tensor: torch.Tensor) -> int:
     """How often the tensor's memory was written in place; -1 for one that does not count that."""
     is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor(tensor)

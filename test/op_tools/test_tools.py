@@ -79,6 +79,33 @@ def test_gradients_under_autocast_have_the_tolerance_of_its_dtype(
     assert (forward, backward, *plain) == (0.05, 0.05, 1e-5, 1e-5)
 
 
+def test_gradients_that_the_program_changes_are_no_fault() -> None:
+    """A hook of the program on a result changes what the operator's backward gets."""
+    x, w = torch.randn(3, requires_grad=True), torch.randn(3, requires_grad=True)
+    with op_tools.OpAutoCompare(["torch.mul"], quiet=True) as tool:
+        y = torch.mul(x, w)
+        y.register_hook(lambda gradient: gradient.clamp(-1, 1))
+        (y * 3).sum().backward()
+    assert [r.kind for r in tool.results] == ["forward", "backward"] and tool.failures == []
+
+
+def test_what_is_written_to_a_view_has_the_gradients_of_its_own_call() -> None:
+    """Its node stands behind those that made the whole tensor, which used the same input."""
+    x, w = torch.randn(256, 256, requires_grad=True), torch.randn(256, requires_grad=True)
+    compare = op_tools.OpAutoCompare(["torch.Tensor.add_"], quiet=True)
+    with compare, op_tools.OpTimeMeasure(quiet=True) as timer:
+        h = torch.mul(x, w)
+        for _ in range(20):
+            h = h @ x / 256
+        h[0].add_(w)
+        h.sum().backward()
+    assert compare.failures == []
+    times = {r.name: r.backward or 0.0 for r in timer.results}
+    assert times["torch.Tensor.add_"] < sum(
+        r.backward for r in timer.results if r.name == "torch.Tensor.matmul"
+    )
+
+
 def test_in_place_forms_are_compared_before_and_after() -> None:
     """OT-13"""
     x = torch.tensor([[-1.0, 2.0]])
