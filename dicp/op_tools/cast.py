@@ -28,10 +28,11 @@ DEFAULT = "torch.float16->torch.float32,torch.bfloat16->torch.float32"
 _VIEWS_AND_CASTS = re.compile(
     r"(view|view_as|reshape|reshape_as|transpose|permute|movedim|moveaxis|swapaxes|swapdims|t|"
     r"expand|expand_as|squeeze|unsqueeze|flatten|unflatten|ravel|narrow|select|chunk|split|"
-    r"hsplit|vsplit|dsplit|split_with_sizes|tensor_split|unbind|broadcast_to|broadcast_tensors|"
-    r"atleast_[123]d|meshgrid|view_as_real|view_as_complex|positive|detach|to|type_as|float|half|double|bfloat16|int|long|short|"
-    r"bool|char|byte|cpu|contiguous|clone|as_strided|diagonal|unfold|adjoint|__getitem__|item|"
-    r"tolist|numpy|__array__|copy_|pin_memory)"
+    r"hsplit|vsplit|dsplit|split_with_sizes|tensor_split|unsafe_(split|chunk|split_with_sizes)|"
+    r"unbind|broadcast_to|broadcast_tensors|real|imag|conj|resolve_conj|resolve_neg|slice|"
+    r"atleast_[123]d|meshgrid|view_as_real|view_as_complex|positive|detach|to|type_as|float|half|"
+    r"double|bfloat16|int|long|short|cfloat|cdouble|chalf|bool|char|byte|cpu|contiguous|clone|"
+    r"as_strided|diagonal|unfold|adjoint|__getitem__|item|tolist|numpy|__array__|copy_|pin_memory)"
 )
 _NARROWER = {torch.float64: torch.float32, torch.float32: torch.float16}
 _SPOKEN = {torch.float64: "double", torch.float32: "float", torch.float16: "half"}

@@ -40,14 +40,15 @@ class StandIns:
         of its stand-in, for results that are inputs.
         """
         named = {id(tensor) for tensor in written(name, args, kwargs)}
-        for key, (tensor, stand) in self.of.items():
-            if key in named or self._changed(key):
-                # Autograd goes through what is written; a leaf is only ever written beside it.
-                leaf = tensor.is_leaf and tensor.requires_grad
-                with torch.set_grad_enabled(torch.is_grad_enabled() and not leaf):
-                    if tensor.shape != stand.shape:  # `out=` of another size
-                        tensor.resize_(stand.shape)
-                    tensor.copy_(stand)
+        # Told before any is written, which changes other views of the same memory.
+        changed = [pair for key, pair in self.of.items() if key in named or self._changed(key)]
+        for tensor, stand in changed:
+            # Autograd goes through what is written; a leaf is only ever written beside it.
+            leaf = tensor.is_leaf and tensor.requires_grad
+            with torch.set_grad_enabled(torch.is_grad_enabled() and not leaf):
+                if tensor.shape != stand.shape:  # `out=` of another size
+                    tensor.resize_(stand.shape)
+                tensor.copy_(stand)
         return {id(stand): tensor for tensor, stand in self.of.values()}
 
     def _changed(self, key: int) -> bool:

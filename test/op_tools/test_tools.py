@@ -560,6 +560,26 @@ def test_cast_in_place_writes_the_programs_tensor() -> None:
     assert y is x and x.dtype == torch.bfloat16 and x.tolist() == [3, 3, 3]
 
 
+def test_cast_in_place_writes_the_programs_memory_once() -> None:
+    """Another view of what is written is no input that the operator changed."""
+    x, y = torch.full((3,), 3.0).bfloat16(), torch.full((3,), 3.0).bfloat16()
+    with op_tools.OpDtypeCast(quiet=True):
+        x.mul_(x.view(3))
+        torch.add(y, 1, out=y.detach())
+    assert x.tolist() == [9, 9, 9] and y.tolist() == [4, 4, 4]
+
+
+def test_cast_leaves_views_alone() -> None:
+    x, z = torch.ones(4).bfloat16(), torch.ones(2, dtype=torch.complex64)
+    rules = "torch.bfloat16->torch.float32,torch.complex64->torch.complex128"
+    with op_tools.OpDtypeCast(quiet=True, rules=rules):
+        torch.unsafe_split(x, 2)[0].zero_()
+        torch.real(z).zero_()
+        torch.conj(z).mul_(2j)
+        assert z.cdouble().dtype == torch.complex128
+    assert x.tolist() == [0, 0, 1, 1] and z.tolist() == [0, 0]
+
+
 def test_overflow_names_the_first_offender(capsys: pytest.CaptureFixture[str]) -> None:
     x = torch.full((3,), 300.0).half()
     with op_tools.OpOverflowCheck(only_bad=True) as tool:
