@@ -21,7 +21,8 @@ SKIPPED = frozenset(
     for name in (
         "backward data_ptr has_names numel size dim type __repr__ __format__ requires_grad_ "
         "is_floating_point is_complex is_contiguous stride storage_offset untyped_storage "
-        "retain_grad register_hook __len__ __hash__ __dir__ __reduce_ex__ __deepcopy__ "
+        "retain_grad register_hook register_post_accumulate_grad_hook record_stream storage "
+        "nelement __dlpack__ __dlpack_device__ __len__ __hash__ __dir__ __reduce_ex__ __deepcopy__ "
         "element_size ndimension get_device"
     ).split()
 ) | {"torch.autograd.backward", "torch.autograd.grad", "torch.device"}

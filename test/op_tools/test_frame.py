@@ -553,3 +553,18 @@ def test_nothing_is_written_to_the_environment() -> None:
 def test_property_getters_have_no_name() -> None:
     assert name_of(torch.Tensor.shape.__get__) == ""
     assert name_of(torch.Tensor.add) == "torch.Tensor.add"
+
+
+def test_hooks_and_memory_of_a_tensor_are_its_own(capsys: pytest.CaptureFixture[str]) -> None:
+    """OT-5: a tool that runs operators on other tensors leaves them alone."""
+    x = torch.nn.Parameter(torch.ones(3).bfloat16())
+    seen = []
+    with op_tools.OpDtypeCast(quiet=True), op_tools.OpObserve():
+        x.register_post_accumulate_grad_hook(seen.append)
+        assert x.storage().dtype == torch.bfloat16
+        assert torch.from_dlpack(x.detach()).data_ptr() == x.data_ptr()
+        x.nelement()
+    x.sum().backward()
+    assert seen == [x]
+    names = set(hooked(capsys.readouterr().out))
+    assert names <= {"torch.Tensor.detach", "torch.from_dlpack"}, names
