@@ -170,12 +170,14 @@ class OpAutoCompare(FeatureWithRecords[Record]):
             # Eager in the same dtype: on the CPU, that is the call itself.
             same = reference.unwidened(args, kwargs) if on_device else None
             before = reference.unwidened(args, kwargs) if overwrites(call.name, kwargs) else None
+            record = self._record(call, "forward")
+            if before is not None:
+                record.comparisons += _overwritten(call, before, reference)
+        except ToolVariableError:
+            raise
         except Exception as error:  # a tensor that the CPU has no form of
             self._no_reference(call, error)
             return proceed(call)
-        record = self._record(call, "forward")
-        if before is not None:
-            record.comparisons += _overwritten(call, before, reference)
         promised = expected(call.operator, args, kwargs)
         versions = versions_of((args, kwargs))
         autocast = autocast_of(args, kwargs)
@@ -189,13 +191,15 @@ class OpAutoCompare(FeatureWithRecords[Record]):
             wanted = Outcome.of(reference)
             with autocast_on(CPU, autocast):
                 eager = None if same is None else Outcome.of(same)
-        except Exception as error:  # operators raise whatever they like
+            got = Outcome(call.args, call.kwargs, result)
+            wanted = wanted.at_positions_of(got, positions)
+            eager = eager and eager.at_positions_of(got, positions)
+            record.comparisons += self._compared(call.name, got, wanted, eager or got)
+        except ToolVariableError:
+            raise
+        except Exception as error:  # operators raise whatever they like; results without values
             self._no_reference(call, error)
             return result
-        got = Outcome(call.args, call.kwargs, result)
-        wanted = wanted.at_positions_of(got, positions)
-        eager = eager and eager.at_positions_of(got, positions)
-        record.comparisons += self._compared(call.name, got, wanted, eager or got)
         self._check_promises(record, result, promised)
         if not record.ok:
             self._save(call, before, reference, result, wanted.result)

@@ -25,7 +25,7 @@ _WIDER = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
 class OpFallback(Feature):
     """Runs operators on the CPU. Autograd goes through; what they overwrite is overwritten on the
     device; a dtype that the CPU's kernel does not take is widened and cast back. Views stay on the
-    device, so that they show its memory."""
+    device, so that they show its memory; meta tensors have no values to compute with."""
 
     feature = "fallback"
     hook = "OpFallbackHook"
@@ -37,6 +37,8 @@ class OpFallback(Feature):
 
     def around(self, call: Call, proceed: Proceed) -> Any:
         device = _device(call)
+        if any(t.is_meta for t in trees.tensors((call.args, call.kwargs))):
+            return proceed(call)
         original = call.args, dict(call.kwargs)
         promised = expected(call.func, *original) if device.type != "cpu" else None
         copies: dict[int, torch.Tensor] = {}

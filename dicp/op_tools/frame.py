@@ -26,11 +26,12 @@ from torch.overrides import TorchFunctionMode
 
 from dicp.config import misspelled_tool_variables
 from dicp.errors import OperatorNameError, ToolVariableError, ToolWarning
+from dicp.op_tools import trees
 from dicp.op_tools.names import COLLECTIVES, name_of, resolve
 from dicp.op_tools.records import CallId, CallSite, current_call_site, heading, logger
 from dicp.op_tools.selection import entries, is_selected, unmatched_names
 from dicp.op_tools.tables import argument_table
-from dicp.torch_private import pop_function_mode, push_function_mode
+from dicp.torch_private import is_nested_or_transformed, pop_function_mode, push_function_mode
 
 Proceed = Callable[["Call"], Any]
 
@@ -203,6 +204,8 @@ class Feature:
         wanted = is_selected(self.variable, name, self.ops, self.exclude)
         if self.chosen_only and not wanted:
             return False
+        given = trees.tensors((args, kwargs))  # values of some tensors cannot be read
+        wanted = wanted and not any(map(is_nested_or_transformed, given))
         wanted = wanted and self._condition_holds(name, args, kwargs)
         self._log_once("apply" if wanted else "skip", name)
         return wanted

@@ -66,8 +66,8 @@ def _memory(tensor: torch.Tensor) -> int:
 
 def same_values(before: Any, after: Any) -> bool:
     """Whether tensors of one shape have the same values, NaN equal to NaN; values of other layouts
-    than strided are not looked at."""
-    if not isinstance(before, torch.Tensor) or before.layout != torch.strided:
+    than strided are not looked at, and meta tensors have none."""
+    if not isinstance(before, torch.Tensor) or before.layout != torch.strided or before.is_meta:
         return True
     before = before.to(after.dtype)
     kept = before == after

@@ -86,9 +86,9 @@ class _WideningMode(TorchDispatchMode):
 
 def autocast_of(args: Any, kwargs: Any) -> torch.dtype | None:
     """What autocast of the arguments' device computes in; None where it is off."""
-    for tensor in trees.tensors((args, kwargs)):
-        if torch.is_autocast_enabled(tensor.device.type):
-            return torch.get_autocast_dtype(tensor.device.type)
+    for kind in (tensor.device.type for tensor in trees.tensors((args, kwargs))):
+        if torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind):
+            return torch.get_autocast_dtype(kind)
     return None
 
 
@@ -115,7 +115,8 @@ def without_autocast(args: Any, kwargs: Any) -> AbstractContextManager[Any]:
         return nullcontext()
     stack = ExitStack()
     for kind in {tensor.device.type for tensor in trees.tensors((args, kwargs))}:
-        stack.enter_context(torch.autocast(kind, enabled=False))
+        if torch.amp.is_autocast_available(kind):
+            stack.enter_context(torch.autocast(kind, enabled=False))
     return stack
 
 
@@ -225,7 +226,7 @@ def copied(value: torch.Tensor, dtype: torch.dtype, exact_memory: bool = False) 
         return whole.as_strided(value.shape, value.stride(), value.storage_offset())
     if value.is_contiguous() or any(stride == 0 for stride in value.stride()):
         return value.to(CPU, dtype, copy=True)
-    copy = torch.empty_strided(value.shape, value.stride(), dtype=dtype)
+    copy = torch.empty_strided(value.shape, value.stride(), dtype=dtype, device=CPU)
     return copy.copy_(value)
 
 

@@ -203,10 +203,10 @@ def _errors(got: torch.Tensor, reference: torch.Tensor, allowed: Tolerance) -> _
         finite = a.isfinite() & b.isfinite()
         if not finite.all():
             same = (a == b) | (a.isnan() & b.isnan())
-            error = torch.where(same, torch.zeros((), dtype=error.dtype), error)
-            error = torch.where(error.isnan(), torch.full((), math.inf, dtype=error.dtype), error)
-            size = torch.where(b.isfinite(), size, torch.zeros((), dtype=error.dtype))
-            a, b = (torch.where(finite, v, torch.zeros((), dtype=v.dtype)) for v in (a, b))
+            error = torch.where(same, error.new_zeros(()), error)
+            error = torch.where(error.isnan(), error.new_full((), math.inf), error)
+            size = torch.where(b.isfinite(), size, error.new_zeros(()))
+            a, b = (torch.where(finite, v, v.new_zeros(())) for v in (a, b))
         largest = float(error.max())
         if largest:
             bound = allowed.atol + allowed.rtol * size
@@ -222,7 +222,7 @@ def _errors(got: torch.Tensor, reference: torch.Tensor, allowed: Tolerance) -> _
 
 def _largest_quotient(error: torch.Tensor, size: torch.Tensor) -> float:
     quotient = error / size
-    return float(torch.where(error == 0, torch.zeros((), dtype=error.dtype), quotient).max())
+    return float(torch.where(error == 0, error.new_zeros(()), quotient).max())
 
 
 def _chunks(

@@ -155,6 +155,11 @@ def is_view_of_another(tensor: torch.Tensor) -> bool:
     return tensor._is_view()
 
 
+def is_nested_or_transformed(tensor: torch.Tensor) -> bool:
+    """Whether the tensor is nested or wrapped by a function transform, such as vmap."""
+    return tensor.is_nested or torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+
+
 def version_of(tensor: torch.Tensor) -> int:
     """How often the tensor's memory was written in place; -1 for one that does not count that."""
     is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor(tensor)

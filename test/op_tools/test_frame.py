@@ -460,6 +460,35 @@ def test_a_thread_without_tools_is_left_alone(capsys: pytest.CaptureFixture[str]
     assert hooked(capsys.readouterr().out) == []
 
 
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("tool", TOOLS, ids=lambda t: t.feature)
+def test_tensors_without_values_run_as_without_tools(tool: type) -> None:
+    """Meta tensors, the program's default device, function transforms, nested tensors."""
+    nested = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])
+    jagged = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged)
+    x = torch.ones(3, 2, requires_grad=True)
+    with tool() as made:
+        with torch.device("meta"):
+            layer = torch.nn.BatchNorm1d(3, dtype=torch.bfloat16)
+            assert layer(torch.zeros(2, 3, dtype=torch.bfloat16)).device.type == "meta"
+        torch.nn.init.zeros_(layer.weight)
+        for give in (nested, jagged):
+            assert all(
+                map(torch.equal, (give * 2).unbind(), (torch.ones(2) * 2, torch.ones(3) * 2))
+            )
+        wide = torch.vmap(lambda row: torch.sin(row.bfloat16()))(x.detach())
+        slope = torch.func.grad(lambda y: torch.sin(y.bfloat16()).float().sum())(x.detach())
+    assert torch.equal(wide, torch.sin(x.detach().bfloat16()))
+    assert slope.shape == x.shape and not getattr(made, "failures", [])
+
+
+def test_a_default_device_is_not_that_of_the_reference() -> None:
+    x = torch.ones(4, 6)[:, ::2]
+    with torch.device("meta"), op_tools.OpAutoCompare(quiet=True) as tool:
+        torch.log(x - 1)
+    assert tool.failures == [] and len(tool.results) == 2 and not any(r.note for r in tool.results)
+
+
 def test_modes_of_the_program_survive(capsys: pytest.CaptureFixture[str]) -> None:
     tool = op_tools.OpObserve().start()
     device = torch.device("meta")
