@@ -42,7 +42,10 @@ from dicp.op_tools.tables import (
 from dicp.op_tools.verdict import COLUMNS, Comparison, as_promised, compare
 
 RESULTS = "op_autocompare_result"
-_UNCOMPARED = frozenset({"torch.Tensor.tolist", "torch.Tensor.numpy", "torch.Tensor.__array__"})
+_UNCOMPARED = frozenset(
+    f"torch.Tensor.{name}" for name in "tolist numpy __array__ resize_ resize_as_ set_".split()
+)
+"""What gives no tensor, or memory without values of its own."""
 
 
 @dataclass

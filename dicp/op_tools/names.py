@@ -6,7 +6,7 @@ import builtins
 import difflib
 import importlib
 import inspect
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cache, lru_cache
 from types import ModuleType
 from typing import Any
@@ -111,6 +111,12 @@ def is_constructor(name: str) -> bool:
 def reads_memory(name: str) -> bool:
     """Whether the operator reads its input's storage, beyond the input itself."""
     return name.rpartition(".")[2].startswith("as_strided")
+
+
+def reads_bits(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Whether the call shows the bits of its input as another dtype."""
+    given = (*args, *kwargs.values())
+    return name.rpartition(".")[2] == "view" and any(isinstance(v, torch.dtype) for v in given)
 
 
 def is_in_place(name: str) -> bool:

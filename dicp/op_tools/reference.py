@@ -14,7 +14,7 @@ from dicp.config import tool_variable
 from dicp.dynamo_bridge.timed import copied_as_laid_out
 from dicp.errors import ToolVariableError
 from dicp.op_tools import trees
-from dicp.op_tools.names import overwrites, reads_memory
+from dicp.op_tools.names import overwrites, reads_bits, reads_memory
 from dicp.torch_private import FakeTensorMode, TorchDispatchMode, schema_of
 
 CPU = torch.device("cpu")
@@ -145,6 +145,7 @@ class Reference:
     ) -> Reference:
         """Copies of the arguments; `rules` of dtypes, by default those of the operator."""
         rules = reference_rules(operator) if rules is None else rules
+        rules = {} if reads_bits(operator, args, kwargs) else rules
         used: dict[torch.dtype, torch.dtype] = {}
         exact_memory = reads_memory(operator)
 

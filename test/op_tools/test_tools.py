@@ -79,6 +79,21 @@ def test_gradients_under_autocast_have_the_tolerance_of_its_dtype(
     assert (forward, backward, *plain) == (0.05, 0.05, 1e-5, 1e-5)
 
 
+def test_operators_on_bits_and_on_memory_are_no_fault() -> None:
+    """A value in float64 has other bits; memory that is made has no values yet."""
+    x = torch.tensor([1.0, 2.0, -3.0])
+    torch.full((5000,), 7.0)  # memory that is given again
+    with op_tools.OpAutoCompare(quiet=True) as tool:
+        x.view(torch.int32)
+        x.bfloat16().view(torch.float16)
+        x.view(dtype=torch.uint8)
+        torch.empty(0).resize_(5000)
+        torch.empty(0).set_(x.untyped_storage(), 0, (3,), (1,))
+    assert tool.failures == [] and not any(r.note for r in tool.results)
+    assert "torch.Tensor.view output" in compared(tool)
+    assert x.untyped_storage().nbytes() == 12
+
+
 def test_gradients_that_the_program_changes_are_no_fault() -> None:
     """A hook of the program on a result changes what the operator's backward gets."""
     x, w = torch.randn(3, requires_grad=True), torch.randn(3, requires_grad=True)
