@@ -120,13 +120,14 @@ class Feature:
     # ---- start and stop -------------------------------------------------------------------------
 
     def start(self) -> Self:
-        """Begin to look at the operators that this thread calls. May be nested and repeated."""
+        """Begin to look at the operators that this thread calls. May be nested and repeated, in
+        several threads too."""
         with self._lock:
             self._depth += 1
-            if self._depth > 1:
-                return self
-            self._announced.clear()
-        for name, near in misspelled_tool_variables().items():
+            first = self._depth == 1
+            if first:
+                self._announced.clear()
+        for name, near in misspelled_tool_variables().items() if first else ():
             message = f"{name} is no variable of the operator tools. Did you mean {near}?"
             warnings.warn(ToolWarning(message), stacklevel=2)
         FRAME.add(self)
@@ -138,9 +139,10 @@ class Feature:
             if self._depth == 0:
                 return
             self._depth -= 1
-            if self._depth:
-                return
+            last = self._depth == 0
         FRAME.remove(self)
+        if not last:
+            return
         with FRAME.unhooked():
             self.flush()
             self.finish()
@@ -267,7 +269,8 @@ class _Thread(threading.local):
     """What one thread does: no state of a hook is shared with another thread."""
 
     def __init__(self) -> None:
-        self.features: list[Feature] = []
+        self.features: dict[Feature, int] = {}
+        """How often the thread has started each, in the order in which they came."""
         self.mode: ToolMode | None = None
         self.depth = 0
 
@@ -317,8 +320,8 @@ class Frame:
 
     def add(self, feature: Feature) -> None:
         thread = self._thread
-        thread.features = [f for f in thread.features if f.running and f is not feature]
-        thread.features.append(feature)
+        thread.features = {f: n for f, n in thread.features.items() if f.running}
+        thread.features[feature] = thread.features.get(feature, 0) + 1
         if thread.mode is None:
             thread.mode = ToolMode()
             push_function_mode(thread.mode)
@@ -329,12 +332,14 @@ class Frame:
 
     def remove(self, feature: Feature) -> None:
         thread = self._thread
-        thread.features = [f for f in thread.features if f.running]
+        thread.features[feature] = thread.features.get(feature, 0) - 1
+        thread.features = {f: n for f, n in thread.features.items() if f.running and n > 0}
         if not thread.features and thread.mode is not None:
             pop_function_mode(thread.mode)
             thread.mode = None
         with self._lock:
-            self._running.discard(feature)
+            if not feature.running:
+                self._running.discard(feature)
             if not self._running:
                 self._unwrap_collectives()
 

@@ -452,6 +452,39 @@ def test_ids_continue_across_tools_and_threads(capsys: pytest.CaptureFixture[str
     assert len(found) == len(set(found)) == 80
 
 
+def test_a_tool_that_threads_share_sees_the_calls_of_each() -> None:
+    """OT-2, OT-23"""
+    barrier = threading.Barrier(2)
+    tool = op_tools.OpTimeMeasure(["torch.add"], quiet=True)
+    left = []
+
+    @tool
+    def step() -> None:
+        barrier.wait(20)
+        with tool:
+            torch.add(torch.ones(2), 1)
+        torch.add(torch.ones(2), 1)
+        barrier.wait(20)
+
+    def work() -> None:
+        step()
+        left.extend(torch.overrides._get_current_function_mode_stack())
+
+    threads = [threading.Thread(target=work) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(tool.results) == 4 and not tool.running and left == []
+
+
+def test_a_feature_with_a_wrong_option_leaves_nothing_behind(third_party: types.ModuleType) -> None:
+    plain = third_party.fused
+    with pytest.raises(ToolVariableError, match="every is '0'"):
+        op_tools.apply_feature(third_party.fused, "op_capture", every=0)
+    assert third_party.fused is plain
+
+
 def test_a_thread_without_tools_is_left_alone(capsys: pytest.CaptureFixture[str]) -> None:
     with op_tools.OpObserve():
         thread = threading.Thread(target=lambda: torch.add(torch.ones(2), 1))
