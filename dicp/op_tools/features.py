@@ -89,20 +89,19 @@ def apply_feature(
             text = f"{len(conditions)} conditions for {len(listed)} operators"
             raise ToolVariableError("condition_func", text, "as many conditions as operators")
         pairs = [([op], condition) for op, condition in zip(listed, conditions, strict=True)]
-    features, wraps = [], []
     chosen = [(_chosen(group), condition) for group, condition in pairs]
+    features = []
     for group, condition in chosen:
-        names = []
-        for name, wrapped in group:
-            names.append(name)
-            if wrapped is not None:
-                FRAME.wrap(*wrapped, name)
-                wraps.append(wrapped)
         given = None if condition is always else condition
-        made = tool(names, exclude=(), condition=given, **options)
+        made = tool([name for name, _ in group], exclude=(), condition=given, **options)
         made.chosen_only = True
-        features.append(made.start())
-    handle = Handle(features, wraps)
+        features.append(made)
+    wrapped = [(place, name) for group, _ in chosen for name, place in group if place is not None]
+    for place, name in wrapped:
+        FRAME.wrap(*place, name)
+    for each in features:
+        each.start()
+    handle = Handle(features, [place for place, _ in wrapped])
     _APPLIED.append(handle)
     return handle
 
