@@ -40,10 +40,10 @@ def labelled(value: Any, label: str) -> Iterator[tuple[str, Any]]:
     A single positional argument, and a result that is no sequence, has no index.
     """
     if not isinstance(value, (tuple, list)):
-        yield label, value
+        yield from _nested(value, label)
         return
     for k, item in enumerate(value):
-        if isinstance(item, (tuple, list)) and not isinstance(item, torch.Size):
+        if isinstance(item, (tuple, list, Mapping)) and not isinstance(item, torch.Size):
             yield from _nested(item, f"{label} [{k}]")
         else:
             yield f"{label}[{k}]", item
@@ -54,7 +54,7 @@ def labelled_result(value: Any, label: str) -> Iterator[tuple[str, Any]]:
     if isinstance(value, (tuple, list)) and not isinstance(value, torch.Size):
         yield from _nested(value, f"{label} [0]")
     else:
-        yield label, value
+        yield from _nested(value, label)
 
 
 def _nested(value: Any, label: str) -> Iterator[tuple[str, Any]]:
@@ -73,7 +73,7 @@ def labelled_arguments(
 ) -> Iterator[tuple[str, Any]]:
     """The leaves of a call's arguments: positional ones by number, others by their keyword."""
     if len(args) == 1 and not isinstance(args[0], (tuple, list)):
-        yield label, args[0]
+        yield from _nested(args[0], label)
     else:
         yield from labelled(list(args), label)
     for key, value in kwargs.items():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from copy import copy
 from typing import Any
 
 import torch
@@ -25,7 +26,7 @@ def tensors(value: Any) -> Iterator[torch.Tensor]:
 def mapped(value: Any, leaf: Callable[[Any], Any]) -> Any:
     """The tree with what `leaf` makes of each leaf that is no container."""
     if isinstance(value, dict):
-        return {key: mapped(item, leaf) for key, item in value.items()}
+        return _same_mapping(value, {key: mapped(item, leaf) for key, item in value.items()})
     if isinstance(value, torch.Size):
         return leaf(value)
     if isinstance(value, tuple):
@@ -38,6 +39,16 @@ def mapped(value: Any, leaf: Callable[[Any], Any]) -> Any:
     if isinstance(value, list):
         return [mapped(item, leaf) for item in value]
     return leaf(value)
+
+
+def _same_mapping(value: dict[Any, Any], items: dict[Any, Any]) -> dict[Any, Any]:
+    """The items in a mapping of the kind of `value`, such as a result with attributes."""
+    if type(value) is dict:
+        return items
+    found = copy(value)
+    for key, item in items.items():
+        found[key] = item
+    return found
 
 
 def _same_kind(kind: type, items: Sequence[Any]) -> Any:

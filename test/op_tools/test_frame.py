@@ -7,6 +7,7 @@ import sys
 import threading
 import types
 import warnings
+from collections import OrderedDict
 from pathlib import Path
 from typing import Any
 
@@ -355,6 +356,51 @@ def test_third_party_functions_and_modules(
         third_party.fused(x)
     assert hooked(capsys.readouterr().out) == ["third_party_ops.other", "third_party_ops.fused"]
     assert third_party.fused is plain
+
+
+class Outputs(OrderedDict[str, Any]):
+    """A result as models have it, whose values are attributes too."""
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self[name]
+        except KeyError as error:
+            raise AttributeError(name) from error
+
+
+@pytest.fixture
+def with_mapping(monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
+    module = types.ModuleType("third_party_maps")
+
+    def wrong(given: dict[str, torch.Tensor]) -> Outputs:
+        x = given["x"]
+        return Outputs(out=x + 1 if x.dtype == torch.float64 else x + 2, bad=x / 0)
+
+    wrong.__module__, wrong.__qualname__, module.wrong = module.__name__, "wrong", wrong
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    return module
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_values_in_mappings_are_looked_at(with_mapping: types.ModuleType) -> None:
+    """Arguments and results of third-party functions, which keep their type."""
+    given = {"x": torch.ones(2)}
+    applied = [op_tools.apply_feature(with_mapping.wrong, f, quiet=True)
+               for f in ("autocompare", "overflow_check")]  # fmt: skip
+    with_mapping.wrong(given)
+    for handle in applied:
+        handle.remove()
+    compare, check = (handle.features[0] for handle in applied)
+    (record,) = compare.failures
+    verdicts = {
+        c.name.removeprefix("third_party_maps.wrong "): c.allclose for c in record.comparisons
+    }
+    assert verdicts["input['x']"] and not verdicts["output['out']"]
+    assert check.first.tensor == "third_party_maps.wrong outputs['bad']"
+    for feature in ("cast_dtype", "fallback"):
+        with op_tools.apply_feature("third_party_maps.wrong", feature, quiet=True):
+            result = with_mapping.wrong({"x": torch.ones(2).bfloat16()})
+        assert type(result) is Outputs and result.out.dtype == torch.bfloat16
 
 
 class Squared(torch.autograd.Function):
