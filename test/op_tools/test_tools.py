@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import gc
+import math
 import re
 import tempfile
 import threading
@@ -337,6 +338,19 @@ def test_inputs_are_collected_while_others_are_held(monkeypatch: pytest.MonkeyPa
     thread.start()
     thread.join(20)
     assert not thread.is_alive() and held.bytes == 0
+
+
+def test_one_infinity_hides_no_other_error() -> None:
+    """A half overflows in eager where float64 does not: its other elements are judged."""
+    real = torch.tensor([1e5, 1.0, 2e3], dtype=torch.float64)
+    eager, wrong = real.half(), real.half() * torch.tensor([1, 1, 3])
+    assert compare("o", "o", real.half(), real, eager).fp64
+    assert compare("o", "o", (real / 100).half(), real / 100, eager / 100).fp64, "fused"
+    assert not compare("o", "o", wrong, real, eager).fp64
+    assert not compare("o", "o", torch.tensor([torch.nan, 1, 2e3]).half(), real, eager).fp64
+    assert not compare("o", "o", torch.tensor([1.0, 1, torch.inf]).half(), real, eager).fp64
+    for a, b in ((1.0, math.inf), (-math.inf, math.inf), (math.inf, 1.0)):
+        assert not compare("o", "o", a, b).allclose and compare("o", "o", b, b).allclose
 
 
 class SwitchingLock:
