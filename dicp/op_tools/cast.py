@@ -12,7 +12,7 @@ import torch
 from dicp.errors import ToolWarning
 from dicp.op_tools import trees
 from dicp.op_tools.frame import Call, Feature, Proceed
-from dicp.op_tools.names import RESHAPES_IN_PLACE, is_constructor
+from dicp.op_tools.names import RESHAPES_IN_PLACE, is_constructor, short_name
 from dicp.op_tools.overwriting import StandIns
 from dicp.op_tools.reference import (
     Rules,
@@ -40,7 +40,7 @@ _SPOKEN = {torch.float64: "double", torch.float32: "float", torch.float16: "half
 
 def keeps_dtype(name: str) -> bool:
     """Whether an operator only shows or converts its input, so that a cast has no meaning."""
-    short = name.rpartition(".")[2]
+    short = short_name(name)
     known = short in RESHAPES_IN_PLACE or is_constructor(name)
     return known or _VIEWS_AND_CASTS.fullmatch(short) is not None
 

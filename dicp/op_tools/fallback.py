@@ -10,7 +10,7 @@ import torch
 from dicp.compare import significant_strides
 from dicp.op_tools import trees
 from dicp.op_tools.frame import Call, Feature, Proceed
-from dicp.op_tools.names import RESHAPES_IN_PLACE
+from dicp.op_tools.names import RESHAPES_IN_PLACE, short_name
 from dicp.op_tools.overwriting import StandIns
 from dicp.op_tools.reference import CPU, autocast_of, autocast_on, expected, moved
 from dicp.op_tools.tables import argument_table, labelled_arguments, labelled_result
@@ -32,7 +32,7 @@ class OpFallback(Feature):
     variable = "FALLBACK"
 
     def skips(self, name: str) -> bool:
-        short = name.rpartition(".")[2]
+        short = short_name(name)
         return "torch.distributed." in name or short in _MOVES or short in RESHAPES_IN_PLACE
 
     def around(self, call: Call, proceed: Proceed) -> Any:

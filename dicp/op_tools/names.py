@@ -8,6 +8,7 @@ import importlib
 import inspect
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cache, lru_cache
+from operator import attrgetter
 from types import ModuleType
 from typing import Any
 
@@ -15,6 +16,7 @@ import torch
 from torch.overrides import get_overridable_functions, resolve_name
 
 from dicp.errors import OperatorNameError
+from dicp.torch_private import OpOverload, OpOverloadPacket
 
 SKIPPED = frozenset(
     f"torch.Tensor.{name}"
@@ -103,25 +105,32 @@ def _qualified(func: Callable[..., Any]) -> str:
     return f"{module}.{getattr(func, '__qualname__', getattr(func, '__name__', ''))}"
 
 
+@cache
+def short_name(name: str) -> str:
+    """The operator's own part of its name: `add` of `torch.Tensor.add` and `aten.add.Tensor`."""
+    parts = name.split(".")
+    return parts[1] if len(parts) == 3 and registered_operator(name) else parts[-1]
+
+
 def is_constructor(name: str) -> bool:
     """Whether the operator gives memory without values, which no reference can predict."""
-    return name.rpartition(".")[2].startswith(("empty", "new_empty"))
+    return short_name(name).startswith(("empty", "new_empty"))
 
 
 def reads_memory(name: str) -> bool:
     """Whether the operator reads its input's storage, beyond the input itself."""
-    return name.rpartition(".")[2].startswith("as_strided")
+    return short_name(name).startswith("as_strided")
 
 
 def reads_bits(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
     """Whether the call shows the bits of its input as another dtype."""
     given = (*args, *kwargs.values())
-    return name.rpartition(".")[2] == "view" and any(isinstance(v, torch.dtype) for v in given)
+    return short_name(name) == "view" and any(isinstance(v, torch.dtype) for v in given)
 
 
 def is_in_place(name: str) -> bool:
     """Whether the operator writes its first argument, by PyTorch's spelling."""
-    last = name.rpartition(".")[2]
+    last = short_name(name)
     if last in ("__setitem__",) or (last.startswith("__i") and last.endswith("__")):
         return last not in ("__index__", "__int__", "__invert__", "__iter__")
     return last.endswith("_") and not last.endswith("__")
@@ -155,8 +164,8 @@ def resolve(name: str) -> tuple[Any, str, Callable[..., Any]]:
             continue
         if callable(found) and not isinstance(found, type):
             return owner, parts[-1], found
-    if len(parts) == 2 and (packet := registered_packet(*parts)) is not None:
-        return getattr(torch.ops, parts[0]), parts[1], packet  # an operator of a plugin
+    if (found := registered_operator(name)) is not None:  # an operator of a plugin
+        return attrgetter(".".join(parts[:-1]))(torch.ops), parts[-1], found
     same = [known for known in _known() if known.rpartition(".")[2] == parts[-1]]
     near = same[:3] or difflib.get_close_matches(name, _known(), n=3, cutoff=0.7)
     raise OperatorNameError(name, near)
@@ -167,18 +176,20 @@ def operator_called(name: str, modules: Collection[str] = ()) -> Callable[..., A
     for any other, whose module is not imported. Raises OperatorNameError."""
     given = any(name.startswith(f"{module}.") for module in modules)
     if not given and not name.startswith("torch."):
-        return registered_packet(*name.split(".")) if name.count(".") == 1 else None
+        return registered_operator(name)
     function = resolve(name)[2]
     known = torch_name(function)
     return function if given or (known and known not in NO_OPERATORS) else None
 
 
-def registered_packet(space: str, name: str) -> Any:
-    """`torch.ops.<space>.<name>`, if such an operator is registered."""
+def registered_operator(name: str) -> Any:
+    """`torch.ops.<name>` of a packet, `<space>.<operator>`, or of one of its overloads; None if no
+    such operator is registered."""
     try:
-        return getattr(getattr(torch.ops, space), name)
+        found = attrgetter(name)(torch.ops)
     except AttributeError:
         return None
+    return found if isinstance(found, (OpOverload, OpOverloadPacket)) else None
 
 
 def resolve_any(name: str) -> Any:

@@ -75,6 +75,9 @@ def read_capture(folder: Path, device: str | None = None) -> Captured:
     if (folder / "input.json").exists():
         saved = storage.load(folder / "input", device)
         value, facts = saved.value, saved.facts
+        if "kernel" in facts:
+            reason = "it is of a compiled graph's kernel, which its reproduce.py runs"
+            raise CaptureFormatError(folder, reason)
         gradients = None
         if (folder / "grad_outputs.json").exists():
             gradients = storage.load(folder / "grad_outputs", device).value

@@ -186,6 +186,40 @@ def test_replay_through_a_backend(capsys: pytest.CaptureFixture[str]) -> None:
     assert "2 failures" in capsys.readouterr().out
 
 
+def test_verdicts_of_a_compiled_operator_beside_eager(capsys: pytest.CaptureFixture[str]) -> None:
+    """On the CPU too, eager is another run than that of the backend."""
+    x = torch.randn(3, requires_grad=True)
+    with op_tools.OpCapture(["torch.sin"], quiet=True):
+        torch.sin(x).sum().backward()
+
+    def wrong(gm: torch.fx.GraphModule, inputs: object) -> object:
+        return lambda *args: tuple(value * 2 for value in gm.forward(*args))
+
+    torch._dynamo.register_backend(wrong, name="doubled")
+    options = ["--acc_check", "--run_times", "1"]
+    for backend, verdict in (("doubled", False), ("eager", True)):
+        capsys.readouterr()
+        assert main([str(ROOT), *options, "--backend", backend]) == (0 if verdict else 1)
+        text = capsys.readouterr().out
+        assert text.count(f"verdicts: tolerance {verdict}, fp64 {verdict}") == 2, text
+
+
+def test_overloads_are_replayed(capsys: pytest.CaptureFixture[str]) -> None:
+    with op_tools.OpCapture(quiet=True), op_tools.OpAutoCompare(quiet=True) as tool:
+        torch.ops.aten.add_.Tensor(torch.ones(2), 1)
+        torch.ops.aten.sin.default(torch.ones(2))
+    (first, _) = (r for r in tool.results if r.operator.startswith("aten."))
+    assert first.operator == "aten.add_.Tensor"
+    assert "aten.add_.Tensor input(before)[0]" in {c.name for c in first.comparisons}
+    assert run(str(ROOT), "--acc_check") == 0
+    out = capsys.readouterr().out
+    assert "aten.add_.Tensor output" in out and "aten.sin.default output" in out
+    x = torch.ones(4).bfloat16()
+    with op_tools.OpDtypeCast(quiet=True):
+        torch.ops.aten.view.default(x, [2, 2]).zero_()
+    assert x.tolist() == [0] * 4
+
+
 def test_replay_fails_where_the_operator_is_wrong(capsys: pytest.CaptureFixture[str]) -> None:
     with op_tools.OpCapture(["torch.Tensor.sin"], quiet=True):
         torch.randn(3).sin()
@@ -327,7 +361,7 @@ def test_a_capture_calls_operators_alone(
     (folder,) = find_captures(ROOT)
     text = (folder / "input.json").read_text()
     outside = "os.system torch.os.system torch.hub.load torch.load torch.serialization.load "
-    for name in (outside + "outside.double").split():
+    for name in (outside + "load_library.__call__ outside.double").split():
         (folder / "input.json").write_text(text.replace('"torch.abs"', f'"{name}"'))
         assert run(str(folder)) == 2
         said = capsys.readouterr()
