@@ -167,11 +167,12 @@ class OpAutoCompare(FeatureWithRecords[Record]):
         args, kwargs = call.args, call.kwargs
         edges = InputEdges.of(args, kwargs)
         on_device = any(t.device.type != "cpu" for t in trees.tensors((args, kwargs)))
+        compiled = call.operator is not call.func
         rules = reference_rules(call.name)
         try:
             reference = Reference.of(call.name, call.operator, args, kwargs, rules)
-            # Eager in the same dtype: on the CPU, that is the call itself.
-            same = reference.unwidened(args, kwargs) if on_device else None
+            # Eager in the same dtype: on the CPU, that is the call itself, unless it is compiled.
+            same = reference.unwidened(args, kwargs) if on_device or compiled else None
             before = reference.unwidened(args, kwargs) if overwrites(call.name, kwargs) else None
             record = self._record(call, "forward")
             if before is not None:
@@ -315,7 +316,7 @@ class OpAutoCompare(FeatureWithRecords[Record]):
             reference = Reference.of(call.name, call.operator, args, kwargs)
             wanted = _moved(reference.gradients(found.outputs, needed), moves[0])
             eager: list[Any] = list(found.inputs)
-            if on_device:
+            if on_device or call.operator is not call.func:
                 same = reference.unwidened(args, kwargs)
                 eager = _moved(same.gradients(found.outputs, needed), moves[1])
         except Exception as error:  # operators raise whatever they like

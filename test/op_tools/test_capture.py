@@ -197,11 +197,11 @@ def test_verdicts_of_a_compiled_operator_beside_eager(capsys: pytest.CaptureFixt
 
     torch._dynamo.register_backend(wrong, name="doubled")
     options = ["--acc_check", "--run_times", "1"]
-    for backend, verdict in (("doubled", False), ("eager", True)):
+    for backend, verdict in (("eager", True), ("doubled", False)):
         capsys.readouterr()
         assert main([str(ROOT), *options, "--backend", backend]) == (0 if verdict else 1)
         text = capsys.readouterr().out
-        assert text.count(f"verdicts: tolerance {verdict}, fp64 {verdict}") == 2, text
+        assert text.count(f"verdicts: tolerance {verdict}, fp64 {verdict}") == 2
 
 
 def test_overloads_are_replayed(capsys: pytest.CaptureFixture[str]) -> None:
