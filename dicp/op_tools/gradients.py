@@ -126,7 +126,7 @@ def watch(
 def watch_outputs(outputs: Any, done: Callable[[Gradients], None]) -> None:
     """Call `done` in backward, once the gradients of the outputs that it reaches are known.
 
-    For calls whose inputs have no gradient: a module whose parameters alone have one.
+    For calls that `watch` does not: of a module whose parameters alone have a gradient.
     """
     results = list(trees.tensors(outputs))
     recorded = _recorded(results)

@@ -6,6 +6,7 @@ Each module is given the inputs and gradients that were recorded, so that errors
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -198,6 +199,10 @@ class Comparing:
         except RuntimeError as error:
             found = _differences(weights, self.eager.state_dict())
             raise self._other(*(found or [_reason(error)])) from error
+        for call in self.recording.calls:
+            if call.iteration == iteration:
+                with contextlib.suppress(AttributeError):  # a module that the model lacks
+                    self.eager.get_submodule(call.path).training = call.training
 
     def _other(self, *differences: str) -> RecordingMismatchError:
         """The error that says how the model differs from the recorded one."""
@@ -253,7 +258,8 @@ class Comparing:
             self._compiled[path] = own, self.tested.compiled(own)
         own, call = self._compiled[path]
         own.load_state_dict(module.state_dict())
-        own.train(module.training)
+        for one, other in zip(own.modules(), module.modules(), strict=True):
+            one.training = other.training
         return own, call
 
     def _diverging_operators(self, call: ModuleCall) -> list[Record]:
@@ -365,7 +371,8 @@ class RecordedCall:
     ) -> Values:  # fmt: skip
         """Forward and backward once: inputs after the call, results, gradients, buffers."""
         args, kwargs, leaves = self._inputs(wide, device)
-        module.train(self.call.training)
+        if module.training != self.call.training:
+            module.train(self.call.training)
         module.zero_grad(set_to_none=True)
         before = torch.get_rng_state()
         torch.set_rng_state(self.random_state)

@@ -216,9 +216,7 @@ class Recorder:
         with FRAME.unhooked():
             with torch.no_grad():
                 self.sink.save(call.folder, "output", result, facts)
-            if edges.needed:
-                watch(edges, result, gradients, MAX_NODES)
-            else:
+            if watch(edges, result, gradients, MAX_NODES) is None:
                 watch_outputs(result, gradients)
 
 

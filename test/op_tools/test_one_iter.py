@@ -390,3 +390,46 @@ def test_an_optimizer_that_was_not_recorded() -> None:
     assert raised.value.differences == (
         "a step of SGD from the recorded state raises KeyError: 'momentum'",
     )
+
+
+class Detached(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(3, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(x.detach())
+
+
+def test_gradients_of_modules_that_pass_none_to_their_inputs() -> None:
+    model = nn.Sequential(nn.Linear(3, 3), Detached())
+    with one_iter.record(model, None, "a"):
+        model(torch.ones(2, 3)).sum().backward()
+    report = one_iter.compare("a", model)
+    found = {(r.path, c.name) for r in report.records for c in r.comparisons}
+    assert {("1", "grad head.weight"), ("1.head", "grad weight")} <= found and report.ok
+
+
+class Mode(nn.Module):
+    def __init__(self, seen: list[bool]) -> None:
+        super().__init__()
+        self.seen = seen
+
+    def __deepcopy__(self, memo: object) -> nn.Module:
+        return Mode(self.seen).train(self.training)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.seen.append(self.training)
+        return x * 1
+
+
+def test_modules_run_in_the_modes_of_the_program() -> None:
+    """A layer that is frozen inside a model that trains stays in evaluation."""
+    seen: list[bool] = []
+    model = nn.Sequential(nn.Linear(3, 3), Mode(seen))
+    model[1].eval()
+    with one_iter.record(model, None, "a"):
+        model(torch.ones(2, 3)).sum().backward()
+    model.train()
+    assert one_iter.compare("a", model).ok and one_iter.compare("a", model, chained=True).ok
+    assert len(seen) > 5 and not any(seen)
