@@ -185,7 +185,7 @@ class OpAutoCompare(FeatureWithRecords[Record]):
         promised = expected(call.operator, args, kwargs)
         versions = versions_of((args, kwargs))
         autocast = autocast_of(args, kwargs)
-        draws = Draws.of(args, kwargs)
+        draws = Draws.of(call.operator, args, kwargs)
         positions = Positions.of(call.name, args, kwargs)
         result = proceed(call)
         if draws.has_drawn(call.name):

@@ -95,7 +95,7 @@ class OpCapture(Feature):
         given = {"args": call.args, "kwargs": call.kwargs}
         self.save(folder / "input", given, facts, whole=reads_memory(call.name))
         edges = InputEdges.of(call.args, call.kwargs)
-        draws = Draws.of(call.args, call.kwargs)
+        draws = Draws.of(call.operator, call.args, call.kwargs)
         result = proceed(call)
         if draws.has_drawn(call.name):
             facts["random_state"] = draws.cpu_state

@@ -19,6 +19,7 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from types import GeneratorType
 from typing import Any, ClassVar, Self
 
 import torch
@@ -34,6 +35,8 @@ from dicp.op_tools.tables import argument_table
 from dicp.torch_private import is_nested_or_transformed, pop_function_mode, push_function_mode
 
 Proceed = Callable[["Call"], Any]
+_ONE_PASS = (GeneratorType, map, filter, zip)
+"""Arguments that can be read once, such as parameters of a module; tools run a call more often."""
 
 
 @dataclass
@@ -392,6 +395,7 @@ class Frame:
         wanting = [f for f in thread.features if f.running and f.wants(name, args, kwargs)]
         if not wanting:
             return func(*args, **kwargs)
+        args = tuple(list(a) if isinstance(a, _ONE_PASS) else a for a in args)
         with self.unhooked():
             return _through(wanting, Call(name, func, args, kwargs, plain=plain))
 

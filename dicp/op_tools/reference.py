@@ -14,6 +14,7 @@ from dicp.config import tool_variable
 from dicp.dynamo_bridge.timed import copied_as_laid_out
 from dicp.errors import ToolVariableError
 from dicp.op_tools import trees
+from dicp.op_tools.draws import draws_undone
 from dicp.op_tools.names import overwrites, reads_bits, reads_memory
 from dicp.torch_private import FakeTensorMode, TorchDispatchMode, schema_of
 
@@ -255,9 +256,9 @@ def expected(func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         if autocast_of(args, kwargs) is not None:  # which tensors on no device do not have
             mode = FakeTensorMode()
             given = trees.map_tensors((args, kwargs), lambda t: mode.from_tensor(t.detach()))
-            with torch.no_grad(), mode:
+            with torch.no_grad(), draws_undone(func), mode:
                 return func(*given[0], **given[1])
-        with torch.no_grad(), meta:  # without tensors given, none is made or drawn
+        with torch.no_grad(), draws_undone(func), meta:  # without tensors given, none is made
             args, kwargs = moved(args, kwargs, meta, lambda t: t.detach().to(meta))
             return func(*args, **kwargs)
     except Exception:  # operators whose result depends on data have no meta form

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import random
 import re
 import sys
 import threading
 import types
 import warnings
 from collections import OrderedDict
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -401,6 +404,40 @@ def test_values_in_mappings_are_looked_at(with_mapping: types.ModuleType) -> Non
         with op_tools.apply_feature("third_party_maps.wrong", feature, quiet=True):
             result = with_mapping.wrong({"x": torch.ones(2).bfloat16()})
         assert type(result) is Outputs and result.out.dtype == torch.bfloat16
+
+
+def test_the_programs_random_numbers_and_iterators_stay_its_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A third-party function is run more than once: for what it promises and for the reference."""
+    module = types.ModuleType("third_party_draws")
+
+    def noisy(x: torch.Tensor) -> torch.Tensor:
+        shift = random.random() + float(np.random.rand()) + torch.rand(2, device="cpu")
+        return x + shift.to(x.device)
+
+    def scaled(tensors: Iterator[torch.Tensor]) -> torch.Tensor:
+        return torch.stack([x.mul_(2) for x in tensors]).sum()
+
+    for function in (noisy, scaled):
+        function.__module__, function.__qualname__ = module.__name__, function.__name__
+        setattr(module, function.__name__, function)
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+
+    def run() -> list[float]:
+        torch.manual_seed(0)
+        random.seed(0)
+        np.random.seed(0)
+        given = [torch.ones(2) for _ in range(3)]
+        values = [module.noisy(given[0]), module.scaled(x for x in given), module.noisy(given[1])]
+        return [v for value in values for v in value.flatten().tolist()] + given[2].tolist()
+
+    want = run()
+    for feature in HOOKS:
+        with op_tools.apply_feature(module, feature, quiet=True) as handle:
+            assert run() == want, feature
+        failures = getattr(handle.features[0], "failures", [])
+        assert [r.operator for r in failures] == [], feature
 
 
 class Squared(torch.autograd.Function):
