@@ -206,8 +206,10 @@ def _tensor(
         raise ValueError(f"it holds {row['unsaved']}, which is not saved")
     dtype = _member(row["dtype"], torch.dtype)
     flat = contents[row["storage"]]
-    whole = flat if flat.dtype == dtype else flat.view(torch.uint8).view(dtype)
-    tensor = whole.as_strided(row["shape"], row["stride"], row["offset"])
+    if flat.dtype != dtype:  # bytes, of which the last may belong to a narrower dtype alone
+        flat = flat.view(torch.uint8)
+        flat = flat[: flat.numel() // dtype.itemsize * dtype.itemsize].view(dtype)
+    tensor = flat.as_strided(row["shape"], row["stride"], row["offset"])
     tensor = tensor.conj() if row.get("conj") else tensor
     tensor = torch.ops.aten._neg_view(tensor) if row.get("neg") else tensor
     wanted = device or present(row["device"])

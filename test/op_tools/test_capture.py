@@ -54,6 +54,15 @@ def test_every_value_comes_back_as_it_was(tmp_path: Path) -> None:
     assert load_file(tmp_path / "small.safetensors")["storage0"].numel() == 2, "cut to what is used"
 
 
+def test_views_of_one_memory_in_several_dtypes_come_back(tmp_path: Path) -> None:
+    """The part of the storage that they use together is no multiple of the widest."""
+    x = torch.arange(6, dtype=torch.float32)
+    views = [x.view(torch.int16)[:11], x.view(torch.float64)[:2], x.view(torch.uint8)[3:5]]
+    storage.save(tmp_path / "x", views, {})
+    back = storage.load(tmp_path / "x").value
+    assert all(map(torch.equal, back, views))
+
+
 def test_files_of_a_call_and_its_backward(capsys: pytest.CaptureFixture[str]) -> None:
     x = torch.randn(3, 4, requires_grad=True)
     y = torch.randn(3, 4, requires_grad=True)
