@@ -104,7 +104,10 @@ def _moved_back(
         promise = next(layouts, None)
         if id(value) in originals:
             return originals[id(value)]
-        return _restrided(value.to(device, back.get(value.dtype, value.dtype)), promise)
+        dtype = back.get(value.dtype, value.dtype)
+        if value.is_leaf and value.requires_grad and value.device != device:  # made by the program
+            return _restrided(value.detach().to(device, dtype), promise).requires_grad_()
+        return _restrided(value.to(device, dtype), promise)
 
     return trees.map_tensors(result, leaf)
 

@@ -447,6 +447,31 @@ def test_tools_under_autocast(run: Any) -> None:
     assert run(AUTOCAST, DIPU_MOCK_CUDA="false").stdout.splitlines()[-1] == "all well"
 
 
+FACTORIES = """
+import torch, torch_dipu
+from dicp import op_tools
+with op_tools.OpFallback(quiet=True):
+    weights = [torch.ones(3, device="dipu", requires_grad=True),
+               torch.tensor([1.0, 2.0], device="dipu", requires_grad=True)]
+    weights[0].sum().backward()
+assert all(w.is_leaf and w.requires_grad and w.device.type == "dipu" for w in weights)
+assert weights[0].grad.tolist() == [1, 1, 1]
+for place in (torch.device("dipu"), torch.device("cpu")):
+    with place, op_tools.OpAutoCompare(quiet=True) as tool:
+        torch.rand(4, 6)
+        torch.ones(4)
+    random = {r.operator: bool(r.note) for r in tool.results if r.operator.startswith("torch.")}
+    assert random == {"torch.rand": True, "torch.ones": False}, random
+    assert not tool.failures, tool.failures
+print("all well")
+"""
+
+
+def test_tools_on_what_a_program_makes(run: Any) -> None:
+    """Leaves stay leaves, and what the default device draws is random."""
+    assert run(FACTORIES, DIPU_MOCK_CUDA="false").stdout.splitlines()[-1] == "all well"
+
+
 ALLOCATOR = """
 import random, torch, torch_dipu
 from torch_dipu import dipu
