@@ -38,6 +38,7 @@ class Draws:
         leaves: list[Any] = []
         trees.mapped((tuple(args), dict(kwargs)), leaves.append)
         devices = {leaf.device for leaf in leaves if isinstance(leaf, torch.Tensor)}
+        devices.add(torch.get_default_device())
         devices |= {leaf for leaf in leaves if isinstance(leaf, torch.device)}
         if isinstance(kwargs.get("device"), (str, int)):
             devices.add(torch.device(kwargs["device"]))
