@@ -63,6 +63,16 @@ def test_views_of_one_memory_in_several_dtypes_come_back(tmp_path: Path) -> None
     assert all(map(torch.equal, back, views))
 
 
+def test_what_is_read_is_aligned_as_memory_of_the_program(tmp_path: Path) -> None:
+    """Vector instructions on complex numbers crash otherwise."""
+    for count in range(8):
+        facts = {"operator": "o" * count}
+        values = [torch.ones(3), torch.ones(2, dtype=torch.complex128), torch.ones(5).bool()]
+        storage.save(tmp_path / "x", values, facts)
+        for tensor in storage.load(tmp_path / "x").value:
+            assert tensor.untyped_storage().data_ptr() % 64 == 0
+
+
 def test_files_of_a_call_and_its_backward(capsys: pytest.CaptureFixture[str]) -> None:
     x = torch.randn(3, 4, requires_grad=True)
     y = torch.randn(3, 4, requires_grad=True)
