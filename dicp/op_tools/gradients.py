@@ -16,7 +16,13 @@ import torch
 
 from dicp.op_tools import trees
 from dicp.op_tools.frame import FRAME
-from dicp.torch_private import at_end_of_backward, is_view_of_another, next_node_number, node_number
+from dicp.torch_private import (
+    at_end_of_backward,
+    is_view_of_another,
+    next_node_number,
+    node_number,
+    with_memory,
+)
 
 MAX_NODES = 4096
 """A call whose graph is larger than this (a whole third-party model) has no gradients recorded."""
@@ -193,10 +199,14 @@ def _arrives(
         with FRAME.unhooked():
             for place, target in places:
                 gradient = grad_outputs[place]
-                found.outputs[target] = None if gradient is None else gradient.detach()
+                found.outputs[target] = None if gradient is None else _kept(gradient)
         then()
 
     return hook
+
+
+def _kept(gradient: torch.Tensor) -> torch.Tensor:
+    return with_memory(gradient.detach())
 
 
 def _leaves(
@@ -217,7 +227,7 @@ def _leaves(
                 gradient = grad_inputs[place]
                 if gradient is not None:
                     before = found.inputs[target]
-                    gradient = gradient.detach()
+                    gradient = _kept(gradient)
                     found.inputs[target] = gradient if before is None else before + gradient
         found.reached(complete)
 

@@ -160,6 +160,13 @@ def is_nested_or_transformed(tensor: torch.Tensor) -> bool:
     return tensor.is_nested or torch._C._functorch.is_functorch_wrapped_tensor(tensor)
 
 
+def with_memory(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor; zeros for one that autograd keeps without memory."""
+    if not tensor._is_zerotensor():
+        return tensor
+    return torch.zeros(tensor.shape, dtype=tensor.dtype, device=tensor.device)
+
+
 def version_of(tensor: torch.Tensor) -> int:
     """How often the tensor's memory was written in place; -1 for one that does not count that."""
     is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor(tensor)

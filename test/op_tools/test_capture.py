@@ -99,6 +99,16 @@ def test_files_of_a_call_and_its_backward(capsys: pytest.CaptureFixture[str]) ->
     assert "torch.mul grad_inputs[1]" in text and "torch.mul grad_output " in text
 
 
+def test_gradients_without_memory_do_not_end_the_capture() -> None:
+    """The gradient of sgn is a zero that autograd keeps without memory."""
+    x = torch.randn(3, requires_grad=True)
+    with op_tools.OpCapture(["torch.sgn", "torch.sin"]) as tool, op_tools.OpOverflowCheck():
+        torch.sgn(torch.sin(x)).sum().backward()
+    assert len(tool.saved) == 8
+    (folder,) = find_captures(ROOT / "torch.sgn")
+    assert captured(folder, "grad_inputs")[0].tolist() == [0, 0, 0]
+
+
 def test_in_place_inputs_are_saved_as_they_were() -> None:
     x = torch.zeros(3)
     with op_tools.OpCapture(quiet=True):
