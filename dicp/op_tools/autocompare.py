@@ -226,8 +226,11 @@ class OpAutoCompare(FeatureWithRecords[Record]):
             outputs[self.ignore_index] = _ignored(outputs[self.ignore_index])
         return [*inputs, *outputs]
 
-    def _check_promises(self, record: Record, result: Any, promised: Any) -> None:
-        """Results whose dtype or shape is not what PyTorch's own inference says fail."""
+    def _check_promises(
+        self, record: Record, result: Any, promised: Any, shapes: bool = False
+    ) -> None:
+        """Results whose dtype is not what PyTorch's own inference says fail; `shapes`: whose shape,
+        too, where no reference tells it."""
         if promised is None:
             return
         got, promises = list(labelled(result, "")), list(labelled(promised, ""))
@@ -243,7 +246,7 @@ class OpAutoCompare(FeatureWithRecords[Record]):
         ):
             if name in outputs and place != self.ignore_index:
                 k = outputs[name]
-                record.comparisons[k] = as_promised(record.comparisons[k], value, promise)
+                record.comparisons[k] = as_promised(record.comparisons[k], value, promise, shapes)
 
     def _pairs(self, operator: str, got: Any, reference: Any, eager: Any) -> list[Comparison]:
         left, right, third = list(got), list(reference), list(eager)
@@ -264,7 +267,7 @@ class OpAutoCompare(FeatureWithRecords[Record]):
         promised = expected(call.operator, call.args, call.kwargs)
         leaves = labelled(result, f"{call.name} output")
         record.comparisons = [Comparison(name, True) for name, _ in leaves]
-        self._check_promises(record, result, promised)
+        self._check_promises(record, result, promised, shapes=True)
         self._report(record, call, result, None, None)
 
     def _no_reference(self, call: Call, error: Exception) -> None:

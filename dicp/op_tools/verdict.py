@@ -138,13 +138,14 @@ def compare(
     )
 
 
-def as_promised(comparison: Comparison, got: Any, promised: Any) -> Comparison:
-    """The comparison, failed where `got` has another dtype or shape than `promised`."""
+def as_promised(comparison: Comparison, got: Any, promised: Any, shapes: bool = True) -> Comparison:
+    """The comparison, failed where `got` has another dtype or, with `shapes`, another shape than
+    `promised`."""
     if not isinstance(got, torch.Tensor) or not isinstance(promised, torch.Tensor):
         return comparison
     if got.dtype != promised.dtype:
         info = f"Inconsistent dtypes: {got.dtype} {promised.dtype}"
-    elif got.shape != promised.shape:
+    elif shapes and got.shape != promised.shape:
         info = f"Inconsistent shape: {tuple(got.shape)} {tuple(promised.shape)}"
     else:
         return comparison
