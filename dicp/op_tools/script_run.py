@@ -109,6 +109,7 @@ class ScriptRun:
         self.graphs = Float64Graphs(Path(spec.folder or "."))
         self._assigns = False
         self._inside = False
+        self._lines = _LineReader(self._printed)
 
     def run(self) -> RunResult:
         """The values of the metric; what the script raises is part of the result."""
@@ -128,6 +129,7 @@ class ScriptRun:
             except Exception as error:  # scripts raise whatever they like
                 first = (str(error).strip().splitlines() or [""])[0]
                 self.result.error = f"{type(error).__name__}: {first}"
+            self._lines.finish()
         self.result.judged = self.graphs.judged
         if self.backend is not None:
             self.result.compiled = len(self.backend.reports)
@@ -175,7 +177,9 @@ class ScriptRun:
             stack.enter_context(_replaced(torch, "compile", self._compile))
             if self.spec.metric == "loss":
                 stack.enter_context(_replaced(torch.Tensor, "backward", self._backward()))
-            stack.enter_context(contextlib.redirect_stdout(_LineReader(self._printed)))
+            buffer: Any = self._lines
+            stdout = io.TextIOWrapper(buffer, encoding="utf-8", write_through=True)
+            stack.enter_context(contextlib.redirect_stdout(stdout))
             stack.callback(around_outermost_calls(self._module_call))
             stack.enter_context(self.graphs.active_if(self.spec.mode == "float64"))
             yield main.__dict__
@@ -263,18 +267,26 @@ class _AssignmentReporter(ast.NodeTransformer):
     visit_Assign = visit_AugAssign = visit_AnnAssign = _assignment
 
 
-class _LineReader(io.TextIOBase):
-    """Hands each line that is written to a function; the end of a run shows nothing itself."""
+class _LineReader(io.BufferedIOBase):
+    """Hands each line that is written to a function; the end of a run shows nothing itself. A
+    progress bar begins its lines anew by a carriage return."""
 
     def __init__(self, see: Callable[[str], None]) -> None:
         self.see = see
-        self.rest = ""
+        self.rest = b""
 
-    def write(self, text: str) -> int:
-        *lines, self.rest = (self.rest + text).split("\n")
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        *lines, self.rest = re.split(rb"[\r\n]", self.rest + bytes(data))
         for line in lines:
-            self.see(line)
-        return len(text)
+            self.see(line.decode(errors="replace"))
+        return len(data)
+
+    def finish(self) -> None:
+        """The script is over: its last line may have no end."""
+        self.write(b"\n")
 
 
 @contextlib.contextmanager
@@ -300,7 +312,7 @@ def _replaced_item(table: dict[str, Any], key: str, value: Any) -> Iterator[None
 def _number(value: Any) -> float | None:
     if isinstance(value, torch.Tensor):
         return float(value.detach().double()) if value.numel() == 1 else None
-    return float(value) if isinstance(value, (int, float)) else None
+    return float(value) if isinstance(value, (int, float, np.integer, np.floating)) else None
 
 
 def _sources() -> dict[str, str]:

@@ -207,3 +207,21 @@ def test_the_command_line_runs_the_script_in_processes_of_its_own() -> None:
     command = ["-m", "dicp.op_tools.bisect", "train.py", "--backend", "cpugraph"]
     done = server(*COMPILER).run(command, check=True)
     assert done.stdout.splitlines()[-1] == "bisect: loss agrees after 2 runs"
+
+
+@pytest.mark.parametrize(
+    ("script", "kind", "values"),
+    [
+        ("print('loss: 0.5')\nprint('loss: 0.25', end='')", "printed", [0.5, 0.25]),
+        ("import sys\nfor i in (1, 2):\n    sys.stdout.write(f'\\rloss {i}.5 ')", "printed",
+         [1.5, 2.5]),
+        ("import sys\nsys.stdout.reconfigure(line_buffering=True)\n"
+         "sys.stdout.buffer.write('\u00fc loss=3.0\\n'.encode())", "printed", [3.0]),
+        ("import numpy\nfor i in (1, 2):\n    loss = numpy.float32(i)", "assigned", [1.0, 2.0]),
+    ],
+    ids=["no last newline", "progress bar", "bytes", "numpy"],
+)  # fmt: skip
+def test_ways_to_show_a_metric(script: str, kind: str, values: list[float]) -> None:
+    Path("train.py").write_text(script)
+    found = ScriptRun(RunSpec("train.py")).run()
+    assert (found.error, found.values[kind]) == ("", values)
