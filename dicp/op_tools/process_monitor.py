@@ -16,6 +16,7 @@ from pathlib import Path
 
 import torch
 
+from dicp.errors import ToolVariableError
 from dicp.op_tools.records import timestamp
 from dicp.op_tools.results import FOLDER, append_csv, cache_size
 
@@ -106,15 +107,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--interval", type=_seconds, default=1.0, help="seconds between rows (1), above 0"
     )
     parser.add_argument("--label", default="", help="part of the file's name")
-    parser.add_argument("--rows", type=int, help="stop after so many rows")
+    parser.add_argument("--rows", type=_count, help="stop after so many rows")
     options = parser.parse_args(arguments)
     try:
         path = monitor(options.pid, options.interval, options.label, options.rows)
     except OSError as error:
         sys.stderr.write(f"process {options.pid} cannot be watched: {error}\n")
         return 2
+    except ToolVariableError as error:
+        sys.stderr.write(f"{error}\n")
+        return 2
     sys.stdout.write(f"{path} saved\n")
     return 0
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or not int(text):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above 0")
+    return int(text)
 
 
 def _seconds(text: str) -> float:

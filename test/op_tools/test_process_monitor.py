@@ -40,6 +40,22 @@ def test_a_process_that_does_not_run(capsys: pytest.CaptureFixture[str]) -> None
     assert "process 4194305 cannot be watched" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("rows", ["0", "-1", "many"])
+def test_rows_are_a_number_above_0(rows: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(["--pid", str(os.getpid()), "--rows", rows])
+    assert caught.value.code == 2
+    assert f"'{rows}' is not a whole number above 0" in capsys.readouterr().err
+
+
+def test_a_wrong_variable_is_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("OP_TOOLS_MAX_CACHE_SIZE", "many")
+    assert main(["--pid", str(os.getpid()), "--rows", "1", "--interval", "0.01"]) == 2
+    assert "OP_TOOLS_MAX_CACHE_SIZE is 'many'; expected a whole" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("interval", ["0", "-1", "nan", "inf", "soon"])
 def test_an_interval_is_a_number_above_0(interval: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
