@@ -81,10 +81,14 @@ def read_capture(folder: Path, device: str | None = None) -> Captured:
         gradients = None
         if (folder / "grad_outputs.json").exists():
             gradients = storage.load(folder / "grad_outputs", device).value
-        return Captured(
-            folder, facts["operator"], tuple(value["args"]), value["kwargs"], gradients,
-            facts.get("random_state", ""), facts.get("autocast", ""),
-        )  # fmt: skip
+        try:
+            return Captured(
+                folder, facts["operator"], tuple(value["args"]), value["kwargs"], gradients,
+                facts.get("random_state", ""), facts.get("autocast", ""),
+            )  # fmt: skip
+        except (KeyError, TypeError) as error:
+            reason = f"it holds no call of an operator ({type(error).__name__}: {error})"
+            raise CaptureFormatError(folder, reason) from error
     value = storage.load_legacy(folder / "input.pth")
     gradients = None
     if (folder / "grad_outputs.pth").exists():

@@ -417,6 +417,17 @@ def test_damaged_captures_are_named(capsys: pytest.CaptureFixture[str]) -> None:
     assert f"capture '{folder}/input' cannot be read" in capsys.readouterr().err
 
 
+def test_files_that_are_no_captures_are_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    storage.save(tmp_path / "1" / "input", {"args": ()}, {"operator": "torch.add"})
+    storage.save(tmp_path / "2" / "input", {"args": (), "kwargs": {}}, {})
+    storage.save(tmp_path / "3" / "input", [1], {"operator": "torch.add"})
+    assert run(str(tmp_path)) == 2
+    said = capsys.readouterr().err
+    assert all(f"capture '{tmp_path / n}' cannot be read: " in said for n in "123")
+
+
 UNIT = "uniform(0, 1)"
 
 
