@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from dicp.compare import Positions
-from dicp.errors import ToolVariableError
+from dicp.errors import CaptureFormatError, ToolVariableError
 from dicp.op_tools import storage, trees
 from dicp.op_tools.capture import CAPTURES, gradient_rows
 from dicp.op_tools.draws import Draws
@@ -299,7 +299,12 @@ class OpAutoCompare(FeatureWithRecords[Record]):
 
         def arrived(found: Gradients) -> None:
             record = self._record(shown, "backward")
-            arguments = held.arguments()
+            try:
+                arguments = held.arguments()
+            except CaptureFormatError as error:  # what waited on disk is lost
+                record.note = f"not compared: {_first_line(error)}"
+                self.keep(record)
+                return
             if arguments is None:
                 record.note = "an input was changed in place before backward: not compared"
                 self.keep(record)
