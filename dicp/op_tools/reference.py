@@ -134,6 +134,7 @@ class Reference:
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     used: Rules
+    operator: str = ""
 
     @classmethod
     def of(
@@ -149,23 +150,30 @@ class Reference:
         rules = {} if reads_bits(operator, args, kwargs) else rules
         used: dict[torch.dtype, torch.dtype] = {}
         exact_memory = reads_memory(operator)
+        overlapping = _overlapping(args, kwargs) if overwrites(operator, kwargs) else set()
+        memory: dict[int, torch.Tensor] = {}
 
         def tensor(value: torch.Tensor) -> torch.Tensor:
             dtype = rules.get(value.dtype, value.dtype)
             if dtype != value.dtype:
                 used[value.dtype] = dtype
-            return copied(value, dtype, exact_memory)
+            if id(value) not in overlapping:
+                return copied(value, dtype, exact_memory)
+            key = value.untyped_storage().data_ptr()
+            if key not in memory:
+                memory[key] = _memory_of(value, dtype)
+            return memory[key].as_strided(value.shape, value.stride(), value.storage_offset())
 
         def other(value: Any) -> Any:
             if isinstance(value, torch.Generator) and value.device.type != "cpu":
                 return torch.Generator().manual_seed(value.initial_seed())
             return rules.get(value, value) if isinstance(value, torch.dtype) else value
 
-        return cls(func, *moved(args, kwargs, CPU, tensor, other), used)
+        return cls(func, *moved(args, kwargs, CPU, tensor, other), used, operator)
 
     def unwidened(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Reference:
         """Copies of the arguments on the CPU in their own dtypes."""
-        return Reference.of("", self.func, args, kwargs, rules={})
+        return Reference.of(self.operator, self.func, args, kwargs, rules={})
 
     def run(self) -> Any:
         """The result; autograd records nothing."""
@@ -222,14 +230,38 @@ def copied(value: torch.Tensor, dtype: torch.dtype, exact_memory: bool = False) 
     if value.layout != torch.strided or value.is_quantized:
         return value.to(CPU, dtype, copy=True) if not value.is_quantized else value.cpu().clone()
     if exact_memory:
-        flat = torch.empty(0, dtype=value.dtype, device=value.device)
-        flat.set_(value.untyped_storage())
-        whole = flat.to(CPU, dtype, copy=True)
+        whole = _memory_of(value, dtype)
         return whole.as_strided(value.shape, value.stride(), value.storage_offset())
     if value.is_contiguous() or any(stride == 0 for stride in value.stride()):
         return value.to(CPU, dtype, copy=True)
     copy = torch.empty_strided(value.shape, value.stride(), dtype=dtype, device=CPU)
     return copy.copy_(value)
+
+
+def _memory_of(value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """A copy on the CPU of the whole storage of `value`, flat."""
+    flat = torch.empty(0, dtype=value.dtype, device=value.device)
+    return flat.set_(value.untyped_storage()).to(CPU, dtype, copy=True)
+
+
+def _overlapping(args: Any, kwargs: Any) -> set[int]:
+    """The ids of tensors whose elements lie among those of another one of the same dtype."""
+    spans: dict[Any, list[tuple[int, int, int]]] = {}
+    for tensor in {id(t): t for t in trees.tensors((args, kwargs))}.values():
+        bits = tensor.is_quantized or tensor.is_meta or tensor.is_conj() or tensor.is_neg()
+        if tensor.layout == torch.strided and tensor.numel() and not bits:
+            steps = zip(tensor.shape, tensor.stride(), strict=True)
+            first = tensor.storage_offset()
+            last = first + sum((size - 1) * stride for size, stride in steps)
+            key = tensor.untyped_storage().data_ptr(), tensor.dtype
+            spans.setdefault(key, []).append((first, last, id(tensor)))
+    found = set()
+    for members in spans.values():
+        farthest, owner = -1, 0
+        for first, last, own in sorted(members):
+            found |= {owner, own} if first <= farthest else set()
+            farthest, owner = max((farthest, owner), (last, own))
+    return found
 
 
 class _Copied(torch.autograd.Function):

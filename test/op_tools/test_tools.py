@@ -103,6 +103,16 @@ def test_results_whose_shapes_are_inferred_wrongly_are_no_fault() -> None:
     assert len(tool.results) == 1 and tool.failures == []
 
 
+def test_views_of_what_is_overwritten_are_overwritten_too() -> None:
+    """The reference's inputs overlap in memory as the program's do."""
+    x, y, z = torch.randn(4), torch.randn(3, 4), torch.randn(3, 4)
+    with op_tools.OpAutoCompare(quiet=True) as tool:
+        x.mul_(x.detach())
+        torch.add(y[0], 1, out=y[0].view(4))
+        torch._foreach_mul_([z[0], z[1]], [z[0].view(4), z[2]])
+    assert tool.failures == [] and not any(r.note for r in tool.results)
+
+
 def test_gradients_that_the_program_changes_are_no_fault() -> None:
     """A hook of the program on a result changes what the operator's backward gets."""
     x, w = torch.randn(3, requires_grad=True), torch.randn(3, requires_grad=True)
