@@ -111,3 +111,48 @@ def test_softshrink_is_decomposed_by_pytorch(backend_name: str) -> None:
     assert not torch.equal(given, shrink(x)), "PyTorch has fixed this: compare with eager"
     torch.compiler.reset()
     assert torch.equal(torch.compile(shrink, backend=backend_name)(x), given)
+
+
+JUMPS: dict[str, Callable[[Tensor], Tensor]] = {
+    "floor": torch.floor,
+    "round": torch.round,
+    "remainder": lambda y: y % 1,
+    "truncated_quotient": lambda y: torch.div(y, 0.5, rounding_mode="trunc"),
+    "integer": lambda y: y.clamp(-9, 9).to(torch.int32),
+    "infinite": torch.isinf,
+    "not": torch.logical_not,
+    "any": lambda y: y.any(-1),
+    "place": lambda y: y.argmax(-1),
+    "place_of_copy": lambda y: y.t().contiguous().argmin(0),
+    "places_of_parts": lambda y: torch.cat([y, y.flip(0)], 1).max(-1)[1],
+}
+ROOTS: dict[str, Callable[[Tensor], Tensor]] = {
+    "below_largest": lambda y: (y.amax(-1, keepdim=True) - y).sqrt(),
+    "above_smallest": lambda y: (y - y.min(-1, keepdim=True)[0]).sqrt(),
+    "above_floor": lambda y: (y - y.floor()).sqrt(),
+    "above_limit": lambda y: torch.where(y > 0.1, (y - torch.tensor(0.1).to(y)).sqrt(), 0.0),
+}
+"""Roots of numbers that are not negative if both operands are what the operator has read."""
+
+
+@pytest.mark.parametrize("stored", [False, True], ids=["fused", "stored"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_operators_that_jump(dtype: torch.dtype, stored: bool, backend_name: str) -> None:
+    """They read computed numbers rounded, as eager does, and so does arithmetic beside them."""
+
+    def called(calls: dict[str, Callable[[Tensor], Tensor]], x: Tensor) -> list[Tensor]:
+        y = x * 1.1
+        return [*(call(y) for call in calls.values()), *([y] if stored else [])]
+
+    torch.manual_seed(0)
+    x = torch.randn(48, 200).to(dtype)
+    x[0] = torch.finfo(dtype).max / 1.1
+    x[1] = torch.finfo(dtype).smallest_normal / 2**9
+    for calls in (JUMPS, ROOTS):
+        torch.compiler.reset()
+        found = torch.compile(called, backend=backend_name)(calls, x)
+        for name, got, eager in zip(calls, found, called(calls, x), strict=False):
+            if calls is JUMPS:
+                assert torch.equal(got, eager), name
+            else:
+                assert torch.equal(got.isnan(), eager.isnan()), name

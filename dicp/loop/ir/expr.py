@@ -420,10 +420,13 @@ def map_indices(expr: Expr, change: Callable[[Index], Index]) -> Expr:
 
 
 def _without_round_trip(expr: Expr) -> Expr:
-    """An element itself, for one that is converted to a type that holds it and back."""
+    """An element itself, for one that is converted to a type that holds it and back, and one
+    conversion for two of the same kind."""
     if expr.op != "cast" or not isinstance(expr.args[0], Convert):
         return expr
     (wide,) = expr.args
+    if wide.op == "cast" and wide.dtype == expr.dtype:
+        return wide
     (element,) = wide.args
     whole = isinstance(element, (Load, Read)) and element.dtype == expr.dtype
     return element if whole and holds_all(expr.dtype, wide.dtype) else expr

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -65,12 +65,21 @@ def _plain(value: Any) -> Any:
     return 1.0 if isinstance(value, torch.SymFloat) else value
 
 
+def round_operands(lw: Lowering, args: Sequence[Any]) -> None:
+    """See `Lowering.round_elements`."""
+    for value in args:
+        if isinstance(value, Value):
+            lw.round_elements(value)
+
+
 def same(op: str) -> Callable[..., Value]:
     """Operands and result share the result's dtype, to which eager rounds those of another."""
 
     def lowered(lw: Lowering, *args: Any) -> Value:
         dtype = lw.meta().dtype
         other = [is_number(a) or a.dtype != dtype for a in args]
+        if op in ("fmod", "remainder", "sign"):
+            round_operands(lw, args)
 
         def body(*operands: Expr) -> Expr:
             taken = (
@@ -90,6 +99,7 @@ def compared(op: str) -> Callable[..., Value]:
         return apply(op, torch.bool, *map(ir.as_stored, operands))
 
     def lowered(lw: Lowering, *args: Any) -> Value:
+        round_operands(lw, args)
         return elementwise(lw, args, test, compute=promoted(lw), out=torch.bool)
 
     return lowered
@@ -102,6 +112,7 @@ def tested(op: str) -> Callable[..., Value]:
         if op in ("isinf", "isnan", "signbit") and not x.dtype.is_floating_point:
             if op != "signbit" or x.dtype == torch.bool:
                 return lw.pointwise(x.shape, torch.bool, lambda idx: const(False, torch.bool))
+        lw.round_elements(x)
         return elementwise(lw, (x,), lambda e: apply(op, torch.bool, e), x.dtype, torch.bool)
 
     return lowered
@@ -160,6 +171,7 @@ def _rounded(op: str) -> Callable[..., Value]:
             if decimals:
                 raise NoRule("integers rounded to digits, which eager refuses")
             return lw.copy(x)
+        lw.round_elements(x)
         if not decimals:
             return elementwise(lw, (x,), lambda e: apply(op, x.dtype, e))
         scale = power_of_ten(abs(decimals))
@@ -232,6 +244,7 @@ def div(lw: Lowering, a: Any, b: Any, rounding_mode: str | None = None) -> Value
     if rounding_mode is None:
         return elementwise(lw, (a, b), lambda x, y: x / y)
     op = "floor_div" if rounding_mode == "floor" else "trunc_div"
+    round_operands(lw, (a, b))
     # eager rounds a dividend that is a number to the dtype, and no divisor
     taken = ir.as_stored if is_number(a) else lambda x: x
     return elementwise(lw, (a, b), lambda x, y: apply(op, dtype, taken(x), y))

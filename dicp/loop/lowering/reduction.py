@@ -98,6 +98,7 @@ def prod(
 def _extremum(lw: Lowering, op: str, x: Value, axes: Sequence[int], keepdim: bool) -> Value:
     if x.dtype == torch.bool:
         op = {"max": "any", "min": "all"}[op]
+    lw.round_elements(x)
     return lw.reduce(op, x.shape, axes, x.dtype, x.at, keepdim)
 
 
@@ -111,6 +112,7 @@ def _arg_extremum(
         return lw.reshape(value, [1] * x.ndim if keepdim else [])
     if x.ndim == 0:
         return lw.pointwise((), torch.int64, lambda idx: ir.const(0, torch.int64))
+    lw.round_elements(x)
     return lw.reduce(op, x.shape, [axis], torch.int64, x.at, keepdim)
 
 
@@ -140,6 +142,7 @@ _extremum_rules("min")
 
 
 def _truth(lw: Lowering, op: str, x: Value, axes: list[int], keepdim: bool) -> Value:
+    lw.round_elements(x)
     value = lw.reduce(
         op, x.shape, axes, torch.bool, lambda idx: cast(x.at(idx), torch.bool), keepdim
     )

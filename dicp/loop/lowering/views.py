@@ -283,6 +283,8 @@ def to_copy(lw: Lowering, x: Value, dtype: torch.dtype | None = None, **kwargs: 
     dtype = lw.meta().dtype
     if kwargs.get("dtype") is not None:
         dtype = kwargs["dtype"]
+    if not dtype.is_floating_point:
+        lw.round_elements(x)
     return lw.pointwise(x.shape, dtype, lambda idx: ir.rounded(x.at(idx), dtype))
 
 
