@@ -224,6 +224,25 @@ def test_few_rows_read_weights_in_place(tmp_path: Path, level: str, dtype: torch
 
 @pytest.mark.usefixtures("by_vectors")
 @by_dtype
+@pytest.mark.parametrize("level", ["native", "x86-64-v3"])
+def test_rows_that_share_a_cache_set_are_copied(
+    tmp_path: Path, level: str, dtype: torch.dtype
+) -> None:
+    """Rows 4096 bytes apart, beside panels enough for a copy and too few; blocks and parts that end
+    within a tile; every epilogue."""
+    flags = Config(cache_dir=tmp_path, cxx_flags=(f"-march={level}",))
+    page = 4096 // dtype.itemsize
+    for rows, depth, columns in ((67, page, 130), (110, page - 3, 129), (131, 2 * page, 60)):
+        x, w, b = torch.randn(rows, 2 * page), torch.randn(columns, depth), torch.randn(columns)
+        x, w, b = x.to(dtype)[:, :depth], w.to(dtype), b.to(dtype)
+        plain = check(tmp_path, lambda x, w: x @ w.t(), x, w, config=flags)
+        assert plain == [named("dicp_product", dtype)], (rows, depth, columns)
+        fused = check(tmp_path, lambda *o: F.gelu(F.linear(*o)), x, w, b, config=flags)
+        assert fused == [named("dicp_product_biased", dtype)], (rows, depth, columns)
+
+
+@pytest.mark.usefixtures("by_vectors")
+@by_dtype
 @pytest.mark.parametrize(("first", "later"), [(3, 40), (70, 5), (2, 4)])
 def test_symbolic_rows_are_few_or_many(
     tmp_path: Path, first: int, later: int, dtype: torch.dtype

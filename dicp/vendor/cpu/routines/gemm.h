@@ -137,8 +137,8 @@ template <> struct d_tile_shape<d_bf16_pair> {
 template <> constexpr bool d_uses_tiles<d_bf16_pair> = true;
 #endif
 template <class T> using d_packed = typename d_packed_type<T>::type;
-// Terms of a sum that are added before it is added to the others. Sums of pairs are rounded to 16 bits at last,
-// beside which the errors of longer sums are nothing.
+// Terms of a sum that are added before it is added to the others. Sums of pairs are rounded to 16 bits in
+// the end; the errors of longer sums are negligible beside that.
 template <class C> constexpr int64_t d_summed_depth = d_pack_factor<C> == 2 ? d_tile_shape<C>::depth : d_depth_block;
 // Number of packed elements that hold `count` numbers of type T along the depth.
 template <class T> d_inline int64_t d_packed_depth(int64_t count) {
