@@ -78,7 +78,7 @@ def same(op: str) -> Callable[..., Value]:
     def lowered(lw: Lowering, *args: Any) -> Value:
         dtype = lw.meta().dtype
         other = [is_number(a) or a.dtype != dtype for a in args]
-        if op in ("fmod", "remainder", "sign"):
+        if op in JUMPING:
             round_operands(lw, args)
 
         def body(*operands: Expr) -> Expr:
@@ -134,6 +134,8 @@ SAME = {
     "bitwise_xor": aten.bitwise_xor, "lshift": aten.bitwise_left_shift,
     "rshift": aten.bitwise_right_shift, "remainder": aten.remainder,
 }  # fmt: skip
+JUMPING = frozenset({"fmod", "remainder", "sign"})
+"""Those of SAME whose result jumps; see `Lowering.round_elements`."""
 for _name, _op in SAME.items():
     POINTWISE.add(_op, same(_name))
 
