@@ -5,6 +5,7 @@ Which ones is an operator's own affair: a remainder by 0.01 depends on each digi
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import pytest
@@ -124,9 +125,13 @@ JUMPS: dict[str, Callable[[Tensor], Tensor]] = {
     "any": lambda y: y.any(-1),
     "place": lambda y: y.argmax(-1),
     "place_of_copy": lambda y: y.t().contiguous().argmin(0),
+    "place_so_far": lambda y: y.cummax(-1)[1],
+    "place_in_window": lambda y: F.max_pool2d(y[None], 3, 1, 1, return_indices=True)[1],
+    "place_in_range": lambda y: F.adaptive_max_pool2d(y[None], (7, 30), return_indices=True)[1],
     "places_of_parts": lambda y: torch.cat([y, y.flip(0)], 1).max(-1)[1],
 }
 ROOTS: dict[str, Callable[[Tensor], Tensor]] = {
+    "below_window": lambda y: (F.max_pool2d(y[None], 3, 1, 1)[0] - y).sqrt(),
     "below_largest": lambda y: (y.amax(-1, keepdim=True) - y).sqrt(),
     "above_smallest": lambda y: (y - y.min(-1, keepdim=True)[0]).sqrt(),
     "above_floor": lambda y: (y - y.floor()).sqrt(),
@@ -135,24 +140,36 @@ ROOTS: dict[str, Callable[[Tensor], Tensor]] = {
 """Roots of numbers that are not negative if both operands are what the operator has read."""
 
 
+def factors_of_jumps(dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Numbers whose products lie near integers, near each other, and where rounding overflows and
+    underflows."""
+    torch.manual_seed(0)
+    a, b = torch.randn(48, 200).to(dtype), (1 + torch.rand(48, 200)).to(dtype)
+    # Maxima of rounded products are often equal.
+    a[24:], b[24:] = a[24:] % 0.1 + 1.9, b[24:] % 0.1 + 1
+    eps = torch.finfo(dtype).eps
+    a[0], b[0] = (1 + eps) * 2.0 ** math.floor(math.log2(torch.finfo(dtype).max)), 2 - 2 * eps
+    a[1] = b[1] = torch.tensor(torch.finfo(dtype).smallest_normal * eps).sqrt() / 2
+    return a, b
+
+
 @pytest.mark.parametrize("stored", [False, True], ids=["fused", "stored"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_operators_that_jump(dtype: torch.dtype, stored: bool, backend_name: str) -> None:
     """They read computed numbers rounded, as eager does, and so does arithmetic beside them."""
 
-    def called(calls: dict[str, Callable[[Tensor], Tensor]], x: Tensor) -> list[Tensor]:
-        y = x * 1.1
-        return [*(call(y) for call in calls.values()), *([y] if stored else [])]
+    def called(calls: dict[str, Callable[[Tensor], Tensor]], xs: list[Tensor]) -> list[Tensor]:
+        ys = [x * b for x in xs]  # a number that one operator reads is rounded for all others
+        found = [call(y) for call, y in zip(calls.values(), ys, strict=True)]
+        return [*found, *(ys if stored else [])]
 
-    torch.manual_seed(0)
-    x = torch.randn(48, 200).to(dtype)
-    x[0] = torch.finfo(dtype).max / 1.1
-    x[1] = torch.finfo(dtype).smallest_normal / 2**9
+    a, b = factors_of_jumps(dtype)
     for calls in (JUMPS, ROOTS):
         torch.compiler.reset()
-        found = torch.compile(called, backend=backend_name)(calls, x)
-        for name, got, eager in zip(calls, found, called(calls, x), strict=False):
+        xs = [a.clone() for _ in calls]
+        found = torch.compile(called, backend=backend_name)(calls, xs)
+        for name, got, eager in zip(calls, found, called(calls, xs), strict=False):
             if calls is JUMPS:
-                assert torch.equal(got, eager), name
+                torch.testing.assert_close(got, eager, rtol=0, atol=0, equal_nan=True, msg=name)
             else:
                 assert torch.equal(got.isnan(), eager.isnan()), name

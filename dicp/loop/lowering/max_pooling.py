@@ -214,6 +214,7 @@ def _max_pool(n: int) -> Callable[..., tuple[Value, Value]]:
         lw: Lowering, x: Value, kernel: Any, stride: Any = (), padding: Any = 0,
         dilation: Any = 1, ceil_mode: bool = False,
     ) -> tuple[Value, Value]:  # fmt: skip
+        lw.round_elements(x)
         outs = sizes_of(lw.meta(0).shape)[-n:]
         windows = windows_of(x.shape[-n:], outs, kernel, stride, padding, dilation)
         return maximum_with_index(lw, x, windows)
@@ -223,6 +224,7 @@ def _max_pool(n: int) -> Callable[..., tuple[Value, Value]]:
 
 def _adaptive_max_pool(n: int) -> Callable[..., tuple[Value, Value]]:
     def lowered(lw: Lowering, x: Value, output_size: Any) -> tuple[Value, Value]:
+        lw.round_elements(x)
         windows = adaptive_of(x.shape[-n:], sizes_of(lw.meta(0).shape)[-n:])
         like = lw.meta(0)
         in_rows = like.device.type == HOST and like.stride(-1) == 1

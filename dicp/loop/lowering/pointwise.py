@@ -106,13 +106,14 @@ def compared(op: str) -> Callable[..., Value]:
 
 
 def tested(op: str) -> Callable[..., Value]:
-    """A predicate of one tensor."""
+    """A predicate of one tensor. Rounding changes neither a sign nor whether a number is NaN."""
 
     def lowered(lw: Lowering, x: Value) -> Value:
         if op in ("isinf", "isnan", "signbit") and not x.dtype.is_floating_point:
             if op != "signbit" or x.dtype == torch.bool:
                 return lw.pointwise(x.shape, torch.bool, lambda idx: const(False, torch.bool))
-        lw.round_elements(x)
+        if op not in ("isnan", "signbit"):
+            lw.round_elements(x)
         return elementwise(lw, (x,), lambda e: apply(op, torch.bool, e), x.dtype, torch.bool)
 
     return lowered
