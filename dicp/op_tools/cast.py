@@ -51,6 +51,7 @@ class OpDtypeCast(Feature):
     feature = "cast_dtype"
     hook = "OpDtypeCastHook"
     variable = "DTYPE_CAST"
+    changes_results = True
 
     def __init__(
         self, ops: Sequence[str] | None = None, *, rules: str | None = None, **options: Any

@@ -30,6 +30,7 @@ class OpFallback(Feature):
     feature = "fallback"
     hook = "OpFallbackHook"
     variable = "FALLBACK"
+    changes_results = True
 
     def skips(self, name: str) -> bool:
         short = short_name(name)

@@ -32,7 +32,12 @@ from dicp.op_tools.names import COLLECTIVES, name_of, resolve
 from dicp.op_tools.records import CallId, CallSite, current_call_site, heading, logger
 from dicp.op_tools.selection import entries, is_selected, unmatched_names
 from dicp.op_tools.tables import argument_table
-from dicp.torch_private import is_nested_or_transformed, pop_function_mode, push_function_mode
+from dicp.torch_private import (
+    CHECKPOINTS,
+    is_nested_or_transformed,
+    pop_function_mode,
+    push_function_mode,
+)
 
 Proceed = Callable[["Call"], Any]
 _ONE_PASS = (GeneratorType, map, filter, zip)
@@ -76,6 +81,8 @@ class Feature:
     feature: ClassVar[str]
     hook: ClassVar[str]
     variable: ClassVar[str]
+    changes_results: ClassVar[bool] = False
+    """Whether calls compute otherwise than without the tool, as recomputed ones then must, too."""
 
     def __init__(
         self,
@@ -330,7 +337,7 @@ class Frame:
             push_function_mode(thread.mode)
         with self._lock:
             if not self._running:
-                self._wrap_collectives()
+                self._wrap_functions()
             self._running.add(feature)
 
     def remove(self, feature: Feature) -> None:
@@ -344,7 +351,7 @@ class Frame:
             if not feature.running:
                 self._running.discard(feature)
             if not self._running:
-                self._unwrap_collectives()
+                self._unwrap_functions()
 
     @property
     def features(self) -> list[Feature]:
@@ -403,29 +410,21 @@ class Frame:
 
     def wrap(self, owner: Any, attribute: str, name: str) -> None:
         """Make a function that is an attribute of a module or class reach the frame."""
+
+        def run(plain: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+            return self.call(plain, args, kwargs, name)
+
+        self._replace(owner, attribute, run)
+
+    def _replace(self, owner: Any, attribute: str, run: Callable[..., Any]) -> None:
+        """Have calls of an attribute run by `run(the function, *args, **kwargs)` until `unwrap`."""
         with self._lock:
             wrapped = self._wrapped.get((id(owner), attribute))
             if wrapped is None:
                 wrapped = _Wrapped(owner, attribute, vars(owner).get(attribute, _INHERITED))
                 self._wrapped[id(owner), attribute] = wrapped
-                setattr(owner, attribute, self._hooked(owner, attribute, name))
+                setattr(owner, attribute, _hooked(owner, attribute, run))
             wrapped.count += 1
-
-    def _hooked(self, owner: Any, attribute: str, name: str) -> Any:
-        found = inspect.getattr_static(owner, attribute)
-
-        def around(plain: Callable[..., Any]) -> Callable[..., Any]:
-            @functools.wraps(plain)
-            def hooked(*args: Any, **kwargs: Any) -> Any:
-                if torch.compiler.is_compiling():
-                    return plain(*args, **kwargs)
-                return self.call(plain, args, kwargs, name)
-
-            return hooked
-
-        if isinstance(found, (staticmethod, classmethod)):
-            return _Bound(found, around)
-        return around(found)
 
     def unwrap(self, owner: Any, attribute: str) -> None:
         with self._lock:
@@ -437,13 +436,57 @@ class Frame:
                 del self._wrapped[id(owner), attribute]
                 wrapped.restore()
 
-    def _wrap_collectives(self) -> None:
+    def _wrap_functions(self) -> None:
         for name in _collectives():
             self.wrap(torch.distributed, name, f"torch.distributed.{name}")
+        for owner, attribute in CHECKPOINTS:
+            self._replace(owner, attribute, self._checkpoint)
 
-    def _unwrap_collectives(self) -> None:
+    def _unwrap_functions(self) -> None:
         for name in _collectives():
             self.unwrap(torch.distributed, name)
+        for owner, attribute in CHECKPOINTS:
+            self.unwrap(owner, attribute)
+
+    def _checkpoint(
+        self, plain: Callable[..., Any], function: Callable[..., Any], *args: Any, **kwargs: Any
+    ) -> Any:
+        """A checkpoint that recomputes `function` in backward, where calls reach no mode, with the
+        features by which its results were changed in forward, and no others."""
+        features = [feature for feature in self.features if feature.changes_results]
+
+        def run(*args: Any, **kwargs: Any) -> Any:
+            if not torch.is_grad_enabled():  # in forward
+                return function(*args, **kwargs)
+            mode, thread = ToolMode(), self._thread
+            with contextlib.ExitStack() as stack:
+                for feature in features:
+                    stack.enter_context(feature.silently())
+                stack.callback(setattr, thread, "features", thread.features)
+                thread.features = dict.fromkeys(features, 1)
+                push_function_mode(mode)
+                stack.callback(pop_function_mode, mode)
+                return function(*args, **kwargs)
+
+        return plain(run if features else function, *args, **kwargs)
+
+
+def _hooked(owner: Any, attribute: str, run: Callable[..., Any]) -> Any:
+    """A function or method that is called by `run(the original, *args, **kwargs)`."""
+    found = inspect.getattr_static(owner, attribute)
+
+    def around(plain: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(plain)
+        def hooked(*args: Any, **kwargs: Any) -> Any:
+            if torch.compiler.is_compiling():
+                return plain(*args, **kwargs)
+            return run(plain, *args, **kwargs)
+
+        return hooked
+
+    if isinstance(found, (staticmethod, classmethod)):
+        return _Bound(found, around)
+    return around(found)
 
 
 def _collectives() -> list[str]:

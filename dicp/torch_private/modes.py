@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import overrides
 from torch.utils import _pytree as pytree
+from torch.utils import checkpoint
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._python_dispatch import _disable_current_modes as disable_current_modes
 
@@ -24,6 +25,13 @@ at_end_of_backward = torch.autograd.Variable._execution_engine.queue_callback
 
 next_node_number = torch._C._autograd._get_sequence_nr
 """The number of the next node that autograd records in this thread; numbers increase."""
+
+CHECKPOINTS = (
+    (checkpoint, "_checkpoint_without_reentrant_generator"),
+    (checkpoint.CheckpointFunction, "apply"),
+)
+"""Owners and attributes of the functions of activation checkpoints. Their first argument is called
+in backward, and by the second one, without gradients, in forward."""
 
 
 def node_number(node: Any) -> int:

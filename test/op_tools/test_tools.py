@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.utils.checkpoint import checkpoint
 
 from dicp import op_tools
 from dicp.errors import OverflowFoundError, ToolVariableError
@@ -628,6 +629,33 @@ def test_cast_in_place_writes_the_programs_memory_once() -> None:
         x.mul_(x.view(3))
         torch.add(y, 1, out=y.detach())
     assert x.tolist() == [9, 9, 9] and y.tolist() == [4, 4, 4]
+
+
+@pytest.mark.parametrize("tool_runs", ["in backward", "in forward only"])
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_cast_holds_where_a_checkpoint_recomputes(
+    reentrant: bool, tool_runs: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    torch.manual_seed(0)
+    linear, start = torch.nn.Linear(64, 64).bfloat16(), torch.randn(40, 64).bfloat16()
+
+    def gradient_of(step: Callable[..., Any]) -> torch.Tensor:
+        x = start.clone().requires_grad_()
+        torch.manual_seed(1)
+        with op_tools.OpObserve(["torch.Tensor.sin"]), op_tools.OpDtypeCast(quiet=True):
+            loss = step(lambda x: F.dropout(linear(x).sin(), 0.3), x).sum()
+            if tool_runs == "in backward":
+                loss.backward()
+        if tool_runs != "in backward":
+            loss.backward()
+        assert x.grad is not None
+        return x.grad
+
+    wanted = gradient_of(lambda function, x: function(x))
+    shown = capsys.readouterr().out.count("torch.Tensor.sin")
+    found = gradient_of(lambda function, x: checkpoint(function, x, use_reentrant=reentrant))
+    assert 0 < capsys.readouterr().out.count("torch.Tensor.sin") <= shown
+    assert torch.equal(wanted, found)
 
 
 def test_cast_leaves_views_alone() -> None:
