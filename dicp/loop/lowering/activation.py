@@ -142,6 +142,7 @@ def mish_backward(lw: Lowering, g: Value, x: Value) -> Value:
 @rule(aten.threshold.default)
 def threshold(lw: Lowering, x: Value, limit: Any, value: Any) -> Value:
     dtype = x.dtype
+    lw.round_elements(x)
     return elementwise(
         lw, (x,),
         # eager compares with the limit itself, not with one rounded to a 16-bit float

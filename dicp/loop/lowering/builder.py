@@ -15,7 +15,7 @@ import torch
 from sympy.logic.boolalg import BooleanAtom
 from torch import fx
 
-from dicp.dtypes import REDUCED_FLOATS, converted
+from dicp.dtypes import converted
 from dicp.loop.ir import expr as ir
 from dicp.loop.ir.expr import Expr, Ref
 from dicp.loop.ir.graph import Call, Compute, Graph, Node, Requirement, Routine
@@ -423,23 +423,26 @@ class GraphBuilder:
         return Value(body.ref, value.shape, source.place(value.coords))
 
     def round_elements(self, value: Value) -> None:
-        """Have every reader of `value` see its 16-bit floats rounded, as they are in memory.
+        """Have every reader of `value` see 16-bit floats rounded, as they are in memory, also those
+        that `value` is converted from.
 
         For an operator whose result jumps, such as a comparison or a maximum: arithmetic with the
         result and `value`, such as sqrt(max(x) - x), must read the numbers that it was found from.
         """
         node = value.ref.root.producer
-        if value.dtype in REDUCED_FLOATS and isinstance(node, Compute) and node.kind == "pointwise":
+        if isinstance(node, Compute) and node.kind == "pointwise":
             node.body = self._rounded(node.body)
 
     def _rounded(self, body: Expr) -> Expr:
-        """An expression as it is in memory, and so what it copies."""
+        """An expression as it is in memory, and so what it copies or converts."""
         if isinstance(body, ir.Load):
             self.round_elements(self.value_of(body.ref))
             return body
         if body.op in ("where", "masked"):
             return body.with_args((body.args[0], *map(self._rounded, body.args[1:])))
-        return body if body.op == "cast" else ir.as_stored(body)
+        if body.op == "cast":
+            return body.with_args(tuple(map(self._rounded, body.args)))
+        return ir.as_stored(body)
 
     def mark_realized(self, ref: Ref) -> None:
         """Have the compute of `ref` stored, rather than repeated by its readers."""

@@ -384,6 +384,7 @@ def nan_to_num(
 ) -> Value:
     if not x.dtype.is_floating_point:
         return lw.copy(x)
+    lw.round_elements(x)
     info = torch.finfo(x.dtype)
     top = lw.element(info.max if posinf is None else posinf, x.dtype)
     bottom = lw.element(info.min if neginf is None else neginf, x.dtype)
