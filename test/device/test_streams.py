@@ -50,6 +50,20 @@ with dipu.stream(side):
 event.synchronize()
 assert event.query() and side.query()
 
+# also on another stream, which gets there first; who waits for an earlier record goes on doing so
+with dipu.stream(side):
+    busy()
+    x.add_(1.0)
+    event.record()
+dipu.current_stream().wait_event(event)
+third = dipu.Stream()
+event.record(third)
+event.synchronize()
+assert not side.query()
+x.add_(1.0)
+dipu.synchronize()
+assert event.query() and x.cpu().unique().tolist() == [3.0]
+
 # copies to the host wait for the work before them, to pinned memory in the queue
 pinned = torch.empty(size).pin_memory()
 busy()

@@ -44,18 +44,30 @@ struct Device {
   std::mutex mutex;
 };
 
-struct Event {
+// A point in a stream's queue.
+struct Record {
   std::mutex mutex;
   std::condition_variable changed;
-  uint64_t recorded = 0, done = 0;
+  bool done = false;
   Clock::time_point when;
-  int device = 0;
+
+  void wait() {
+    std::unique_lock<std::mutex> lock(mutex);
+    changed.wait(lock, [this] { return done; });
+  }
 };
 
 }  // namespace
 
+// Streams that wait for an event wait for its last record, whatever is recorded afterwards.
 struct dicp_rt_event_s {
-  std::shared_ptr<Event> event = std::make_shared<Event>();
+  std::mutex mutex;
+  std::shared_ptr<Record> record;  // the last one; null: it was never recorded
+
+  std::shared_ptr<Record> last() {
+    std::lock_guard<std::mutex> lock(mutex);
+    return record;
+  }
 };
 
 struct Task {
@@ -405,16 +417,11 @@ int dicp_rt_stream_idle(dicp_rt_stream stream, int* idle) {
 }
 
 int dicp_rt_stream_wait(dicp_rt_stream stream, dicp_rt_event event) {
-  auto shared = event->event;
-  uint64_t wanted;
-  {
-    std::lock_guard<std::mutex> lock(shared->mutex);
-    wanted = shared->recorded;
-    if (shared->done >= wanted) return 0;
-  }
-  auto task = [shared, wanted] {
-    std::unique_lock<std::mutex> lock(shared->mutex);
-    shared->changed.wait(lock, [&] { return shared->done >= wanted; });
+  int done = 0;
+  dicp_rt_event_done(event, &done);
+  if (done) return 0;
+  auto task = [record = event->last()] {
+    record->wait();
     return 0;
   };
   return stream->submit({task, {}}, kInline + 1);  // never at once: it would block the caller
@@ -428,7 +435,6 @@ int dicp_rt_event_create(int device, int timing, dicp_rt_event* event) {
   (void)timing;
   if (!device_at(device)) return 1;
   *event = new dicp_rt_event_s;
-  (*event)->event->device = device;
   return 0;
 }
 
@@ -438,44 +444,43 @@ int dicp_rt_event_destroy(dicp_rt_event event) {
 }
 
 int dicp_rt_event_record(dicp_rt_event event, dicp_rt_stream stream) {
-  auto shared = event->event;
-  uint64_t version;
+  auto record = std::make_shared<Record>();
   {
-    std::lock_guard<std::mutex> lock(shared->mutex);
-    version = ++shared->recorded;
+    std::lock_guard<std::mutex> lock(event->mutex);
+    event->record = record;
   }
-  auto record = [shared] {
-    std::lock_guard<std::mutex> lock(shared->mutex);
-    shared->when = Clock::now();
+  auto reached = [record] {
+    record->when = Clock::now();
     return 0;
   };
-  auto finished = [shared, version] {  // whoever waited for it finds the stream idle
-    std::lock_guard<std::mutex> lock(shared->mutex);
-    shared->done = version;
-    shared->changed.notify_all();
+  auto finished = [record] {  // whoever waited for it finds the stream idle
+    std::lock_guard<std::mutex> lock(record->mutex);
+    record->done = true;
+    record->changed.notify_all();
   };
-  return stream->submit({record, finished}, 0);
+  return stream->submit({reached, finished}, 0);
 }
 
 int dicp_rt_event_done(dicp_rt_event event, int* done) {
-  std::lock_guard<std::mutex> lock(event->event->mutex);
-  *done = event->event->done >= event->event->recorded;
+  const auto record = event->last();
+  *done = 1;
+  if (!record) return 0;
+  std::lock_guard<std::mutex> lock(record->mutex);
+  *done = record->done;
   return 0;
 }
 
 int dicp_rt_event_synchronize(dicp_rt_event event) {
-  auto shared = event->event;
-  std::unique_lock<std::mutex> lock(shared->mutex);
-  const uint64_t wanted = shared->recorded;
-  shared->changed.wait(lock, [&] { return shared->done >= wanted; });
+  if (const auto record = event->last()) record->wait();
   return 0;
 }
 
 int dicp_rt_event_elapsed(dicp_rt_event start, dicp_rt_event end, double* milliseconds) {
-  if (!start->event->recorded || !end->event->recorded) return fail("an event was never recorded");
-  dicp_rt_event_synchronize(start);
-  dicp_rt_event_synchronize(end);
-  const auto passed = end->event->when - start->event->when;
+  const auto from = start->last(), to = end->last();
+  if (!from || !to) return fail("an event was never recorded");
+  from->wait();
+  to->wait();
+  const auto passed = to->when - from->when;
   *milliseconds = std::chrono::duration<double, std::milli>(passed).count();
   return 0;
 }
