@@ -64,6 +64,18 @@ x.add_(1.0)
 dipu.synchronize()
 assert event.query() and x.cpu().unique().tolist() == [3.0]
 
+# numbers and indices of the host are those at the time of the call
+number, indices = torch.tensor(2.0), torch.tensor([0, 1])
+for _ in range(2):
+    x * number, x[indices]
+x[:2] = 1.0
+busy()
+product, rows = x * number, x[indices]
+number.fill_(7.0)
+indices.fill_(2)
+assert product.cpu().unique().tolist() == [2.0, 6.0] and rows.tolist() == [1.0, 1.0]
+x.fill_(1.0)
+
 # copies to the host wait for the work before them, to pinned memory in the queue
 pinned = torch.empty(size).pin_memory()
 busy()

@@ -409,9 +409,16 @@ at::Tensor without_gaps(const at::Tensor& tensor) {
   return made;
 }
 
+// A host tensor for a queued kernel: the program may overwrite its own before the kernel runs.
+at::Tensor unchanging(const at::Tensor& tensor) {
+  if (tensor.unsafeGetTensorImpl()->is_wrapped_number()) return tensor;
+  c10::impl::ExcludeDispatchKeyGuard handled(kHandled);
+  return tensor.clone();
+}
+
 struct Task {
   std::shared_ptr<Plan> plan;
-  std::vector<at::Tensor> numbers;  // host tensors: a queued kernel reads them later
+  std::vector<at::Tensor> numbers;  // host tensors, which a queued kernel reads later
   std::vector<void*> table;
   int64_t status[4] = {0, 0, 0, 0};
   int device = 0;
@@ -483,11 +490,13 @@ bool run_plan(const std::shared_ptr<Plan>& plan, const c10::OperatorHandle& op,
         if (found == Overlap::PART) return false;
         if (found == Overlap::WHOLE && !plan->pointwise) staged[k] = true;
       }
-    } else {
-      task->numbers.push_back(tensor);
     }
-    if (input.copied) copies.push_back(without_gaps(tensor));
-    task->table[size_t(input.slot)] = (input.copied ? copies.back() : tensor).data_ptr();
+    const at::Tensor* read = &tensor;
+    if (input.copied)
+      read = &copies.emplace_back(without_gaps(tensor));
+    else if (!on_this_kind(tensor))
+      read = &task->numbers.emplace_back(unchanging(tensor));
+    task->table[size_t(input.slot)] = read->data_ptr();
   }
   std::vector<at::Tensor> outputs, computed;
   for (size_t k = 0; k < plan->outputs.size(); ++k) {
