@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cache, cached_property
 from threading import Lock, local
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -27,6 +27,7 @@ from dicp.device.scalars import with_tensor_for_scalar
 from dicp.device.schemas import (
     Functional,
     arguments_of,
+    bound,
     bound_with_results,
     functional_of,
     inputs_of,
@@ -58,14 +59,20 @@ logger = logging.getLogger("dicp.device")
 Observer = Callable[[OpOverload, tuple[Any, ...], Mapping[str, Any], Callable[[], Any]], Any]
 """Runs an operator by its last argument, and looks at what goes in and comes out."""
 
-RANDOM = frozenset({
-    "bernoulli", "bernoulli_", "binomial", "cauchy_", "exponential_", "geometric_", "log_normal_",
-    "multinomial", "normal", "normal_", "poisson", "rand", "rand_like", "randint", "randint_like",
-    "randn", "randn_like", "random_", "randperm", "rrelu_with_noise", "uniform_",
-})  # fmt: skip
-"""Operators that draw numbers; one path for all, and never compared with the CPU."""
 WITHOUT_GENERATOR = frozenset({"native_dropout"})
 """Random operators without an argument for a generator."""
+
+
+@cache
+def draws(op: OpOverload) -> bool:
+    """Whether an operator draws numbers: one of its overloads takes a generator.
+
+    Such operators have one path, and are never compared with the CPU.
+    """
+    packet = op.overloadpacket
+    overloads = (getattr(packet, name) for name in packet.overloads())
+    arguments = (argument for one in overloads for argument in schema_of(one).arguments)
+    return packet_name(op) in WITHOUT_GENERATOR or any(a.name == "generator" for a in arguments)
 
 
 @dataclass
@@ -177,7 +184,7 @@ class Dispatcher:
             self.say_once(f"force fallback has been set, {name} will be fallback to cpu")
             self.counts.add(name, "forced")
             return self.on_host(op, args, kwargs)
-        if self.is_random(op):
+        if draws(op):
             return self._random(op, args, kwargs)
         try:
             if self.kept.match(name):
@@ -189,20 +196,16 @@ class Dispatcher:
         except NotCompiled as reason:
             return self._decomposed_or_on_cpu(op, name, args, kwargs, str(reason))
 
-    def is_random(self, op: OpOverload) -> bool:
-        name = packet_name(op)
-        return name in RANDOM or name in WITHOUT_GENERATOR
-
     def _random(self, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         self.counts.add(name_of(op), "random")
         if packet_name(op) in WITHOUT_GENERATOR:
             return _dropout(*args, **kwargs)
         if any(argument.name == "generator" for argument in schema_of(op).arguments):
             self.native.run_on_host(schema_of(op).name, schema_of(op).overload_name)
-            given = kwargs.get("generator")
-            if given is None:
-                generator = self.native.default_generator(self.index_of(args, kwargs))
-                kwargs = {**kwargs, "generator": generator}
+            given = bound(op, args, kwargs)
+            if given["generator"] is None:
+                given["generator"] = self.native.default_generator(self.index_of(args, kwargs))
+            args, kwargs = arguments_of(op, given)
         return self.on_host(op, args, kwargs)
 
     def on_host(self, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

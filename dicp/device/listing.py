@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dicp.device.dispatcher import Dispatcher
+from dicp.device.dispatcher import Dispatcher, draws
 from dicp.device.registration import Registered
 from dicp.device.schemas import name_of
 from dicp.torch_private import OpOverload, dispatches_alone, overloads_of
@@ -50,7 +50,7 @@ def path_of(dispatcher: Dispatcher, op: OpOverload) -> str:
         return "native"
     if dispatcher.forced.match(name):
         return "forced to cpu"
-    if dispatcher.is_random(op):
+    if draws(op):
         return "random state"
     form = dispatcher.functional(op)
     kind = dispatcher.target.rule_kind(form.op) if form is not None else None

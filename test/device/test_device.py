@@ -21,7 +21,7 @@ pytestmark = pytest.mark.sweep
 ROOT = Path(__file__).resolve().parents[2]
 
 MODULE = """
-import io, os, tempfile, threading, time
+import copy, io, os, tempfile, threading, time
 import torch, torch_dipu
 from dicp.device.active import registered
 from torch_dipu import dipu
@@ -139,6 +139,17 @@ torch.manual_seed(3); assert torch.equal(a, torch.rand(4, device="dipu"))
 g = torch.Generator(device="dipu").manual_seed(5)
 first = torch.randn(3, generator=g, device="dipu")
 assert torch.equal(first, torch.randn(3, generator=g.manual_seed(5), device="dipu"))
+shape = torch.full((9,), 2.0, device="dipu")
+for draw in (torch._standard_gamma, lambda x: torch._sample_dirichlet(x.view(3, 3)),
+             lambda x: torch.nn.functional.rrelu(-x, 0.1, 0.9, True)):
+    state = dipu.get_rng_state()
+    drawn = [draw(shape) for _ in range(3)]
+    assert not torch.equal(drawn[0], drawn[1]) and not torch.equal(drawn[1], drawn[2])
+    dipu.set_rng_state(state)
+    assert all(torch.equal(draw(shape), one) for one in drawn)
+same = copy.deepcopy(g)
+assert same.device == g.device and torch.equal(torch.rand(3, generator=same, device="dipu"),
+                                               torch.rand(3, generator=g, device="dipu"))
 kept = torch.nn.functional.dropout(torch.ones(1000, device="dipu"), 0.25)
 assert 0.6 < (kept != 0).float().mean().item() < 0.9
 assert abs(kept.max().item() - 1 / 0.75) < 1e-6

@@ -248,8 +248,11 @@ struct Generator final : c10::GeneratorImpl {
       : GeneratorImpl(c10::Device(kType, device), c10::DispatchKeySet(c10::DispatchKey::PrivateUse1)),
         host(std::move(host)) {}
   void set_current_seed(uint64_t seed) override { host.set_current_seed(seed); }
-  void set_offset(uint64_t offset) override { host.set_offset(offset); }
-  uint64_t get_offset() const override { return host.get_offset(); }
+  // The host's generator has no offset; copies and pickled generators carry one for every device.
+  void set_offset(uint64_t offset) override {
+    TORCH_CHECK(offset == 0, "a generator of the device has no offset; its state is in get_state()");
+  }
+  uint64_t get_offset() const override { return 0; }
   uint64_t current_seed() const override { return host.current_seed(); }
   uint64_t seed() override { return const_cast<at::Generator&>(host).seed(); }
   void set_state(const c10::TensorImpl& given) override {
