@@ -84,6 +84,13 @@ assert torch.equal(x.masked_fill(x > 0, 1.5).cpu(), x.cpu().masked_fill(x.cpu() 
 assert torch.equal(torch.cat([x, x]).cpu(), torch.cat([x.cpu()] * 2))
 part = torch.empty(0, device="dipu").set_(x.untyped_storage(), 1, (1, 2))  # row-major
 assert part.stride() == (2, 1) and torch.equal(part.cpu()[0], x.cpu().flatten()[1:3])
+for source, offset in ((torch.ones(4), 0), (y, 0), (x, -1)):  # the device's own memory alone
+    try:
+        torch.empty(0, device="dipu").set_(source.untyped_storage(), offset, (1,))
+    except RuntimeError as error:
+        assert "device" in str(error) or "offset" in str(error), error
+    else:
+        raise AssertionError("memory of another device, or before the storage")
 out = torch.empty(0, device="dipu")
 torch.add(x, x, out=out)
 assert out.shape == x.shape and torch.equal(out.cpu(), x.cpu() * 2)

@@ -661,9 +661,9 @@ at::Tensor& set_storage(at::Tensor& self, at::Storage source, int64_t offset,
   auto* impl = self.unsafeGetTensorImpl();
   const auto row_major = c10::contiguous_strides(sizes);
   const auto strides = given.empty() ? c10::IntArrayRef(row_major) : given;
+  at::native::checkSetStorage(self, std::move(source), offset, sizes, strides, false);
   const auto bytes = at::detail::computeStorageNbytes(sizes, strides, self.element_size(),
                                                       size_t(offset));
-  impl->set_storage_keep_dtype(std::move(source));
   impl->set_sizes_and_strides(sizes, strides, offset);
   if (self.numel() > 0) grow_storage(impl->unsafe_storage().unsafeGetStorageImpl(), bytes);
   return self;
