@@ -101,7 +101,7 @@ class OperatorCompiler:
         """
         leaves, spec = call.leaves()
         shapes, numbers = _classes(leaves)
-        group = (call.op, call.dtypes, str(spec), shapes)
+        group = (call.op, call.dtypes, str(spec), shapes, torch.get_default_dtype())
         inputs: list[Any] = [dense(leaf) for leaf in leaves if isinstance(leaf, torch.Tensor)]
         with self._lock:
             if self._integers_change(group, numbers) and any(map(_is_symbol, leaves)):

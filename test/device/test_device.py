@@ -118,6 +118,13 @@ found = registered.dispatcher.compiler._found
 forms = [v for key, v in found.items() if "add" in str(key[0]) and key[1] == (ones.dtype,)]
 assert [len(variants) for variants in forms] == [1], forms
 
+# results of integers have the default dtype of the call
+for _ in range(2):
+    assert torch.angle(ones).dtype == torch.float32
+torch.set_default_dtype(torch.float64)
+assert torch.angle(ones).dtype == torch.float64
+torch.set_default_dtype(torch.float32)
+
 # a given result is not narrowed
 integers = torch.ones(2, dtype=torch.int64, device="dipu")
 for narrowed in (torch.add, torch.ops.aten.lerp):  # compiled, and decomposed

@@ -453,6 +453,7 @@ int run_task(void* argument) {
 }  // namespace
 
 bool signature(const torch::jit::Stack& stack, size_t first, std::string& key) {
+  key.push_back(char(c10::get_default_dtype_as_scalartype()));  // of results of integers
   for (size_t k = first; k < stack.size(); ++k)
     if (!append_value(stack[k], key)) return false;
   return true;
