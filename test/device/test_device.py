@@ -239,12 +239,13 @@ assert free - dipu.mem_get_info()[0] >= 64 << 20
 del large
 dipu.empty_cache()
 assert dipu.mem_get_info() == (free, total)
-try:
-    torch.empty(total + 1, dtype=torch.uint8, device="dipu")
-except torch.OutOfMemoryError as error:
-    assert f"requested {total + 1} bytes" in str(error), error
-else:
-    raise AssertionError("more memory than the chip has")
+for request in (total + 1, (1 << 64) - 1):
+    try:
+        dipu.caching_allocator_alloc(request)
+    except torch.OutOfMemoryError as error:
+        assert f"requested {request} bytes" in str(error), error
+    else:
+        raise AssertionError("more memory than the chip has")
 dipu.set_per_process_memory_fraction(0.001)
 limit = int(dipu.mem_get_info()[1] * 0.001)
 try:

@@ -166,8 +166,9 @@ Block* Pool::grow(size_t size, dicp_rt_stream stream) {
 }
 
 Block* Pool::allocate(size_t bytes, dicp_rt_stream stream) {
-  const size_t size = rounded(bytes);
   std::unique_lock<std::mutex> lock(mutex_);
+  if (bytes > SIZE_MAX / 2) throw OutOfMemory(shortage(bytes));  // rounding would overflow
+  const size_t size = rounded(bytes);
   collect(false);
   Block* block = options_.algorithm == Algorithm::RAW ? nullptr : find(size, stream);
   if (!block) block = grow(size, stream);
