@@ -287,8 +287,10 @@ threads = [threading.Thread(target=other) for _ in range(4)]
 assert seen == [24.0] * 4 and dipu.current_device() == 0
 
 # fork
+dipu._sleep(100_000_000)  # a child must not wait for it: it has none of the parent's threads
 pid = os.fork()
 if pid == 0:
+    del pinned
     try:
         torch.ones(1, device="dipu")
     except RuntimeError as error:

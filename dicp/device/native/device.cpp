@@ -207,6 +207,7 @@ struct Pinned final : c10::Allocator {
     return {at, at, &Pinned::release, c10::Device(c10::kCPU)};
   }
   static void release(void* at) {
+    if (!state().stopped.empty()) return;  // no thread of the streams runs in a forked process
     // A copy that still reads or writes the memory has to end first.
     for (int device = 0; device < state().devices; ++device) runtime().device_synchronize(device);
     {
