@@ -1070,6 +1070,12 @@ CALLS = {  # each returns its result, and the tensor that this must be
     "in place, numbers promoted": lambda x, w: (lambda h: (h.add_(1e-3), h))(x.half()),
     "in place, of another library": lambda x, w: (torch.ops.own.mul_(x, x + 1), x),
     "in place on a view": lambda x, w: (x[1:, ::2].cumsum_(1), None),
+    "in place, beside what it reads": lambda x, w: (x[:, 0].add_(x[:, 1]), None),
+    "between what it reads": lambda x, w: (torch.mul(x[:, ::2], 3, out=x[:, 1::2]), None),
+    "one column after the other": lambda x, w: (
+        torch._foreach_mul_([x[:, 0], x[:, 1]], [x[:, 2], x[:, 3]]), None),
+    "resized within its memory": lambda x, w: (lambda r: (torch.add(x[0], 1, out=r), r))(
+        empty(x).set_(w.clone().float().untyped_storage(), 2, (0,))),
     "in place by indices": lambda x, w: (x.index_put_((x.argmax(0),), x[0].clone()), x),
     "lists in place": lambda x, w: (torch._foreach_mul_([x[0], x[2]], 2.0), None),
     "cast": lambda x, w: (w[0].copy_(x.t() * 1e3), None),

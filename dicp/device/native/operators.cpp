@@ -96,31 +96,32 @@ const c10::Storage* HostCall::twin_of(const Twins& all, const c10::StorageImpl* 
   return nullptr;
 }
 
+// Tensors that share memory share its copy, too, of which only what they reach over is filled.
+const c10::Storage& HostCall::host_storage(const c10::Storage& storage) {
+  auto* impl = storage.unsafeGetStorageImpl();
+  if (const auto* known = twin_of(host_storages_, impl)) return *known;
+  c10::Storage host;
+  if (host_addressable())
+    host = c10::Storage(c10::Storage::use_byte_size_t(), storage.nbytes(),
+                        share(storage, c10::kCPU), c10::GetCPUAllocator(), true);
+  else
+    host = at::detail::empty_cpu({int64_t(storage.nbytes())}, at::kByte).storage();
+  device_storages_.push_back({host.unsafeGetStorageImpl(), storage});
+  host_storages_.push_back({impl, std::move(host)});
+  return host_storages_.back().storage;
+}
+
 at::Tensor HostCall::view_of(const at::Tensor& tensor) {
   check_memory(tensor);
-  const auto& storage = tensor.storage();
-  if (host_addressable()) {
-    auto* impl = storage.unsafeGetStorageImpl();
-    const auto* host = twin_of(host_storages_, impl);
-    if (!host) {
-      host_storages_.push_back(
-          {impl, c10::Storage(c10::Storage::use_byte_size_t(), storage.nbytes(),
-                              share(storage, c10::kCPU), c10::GetCPUAllocator(), true)});
-      host = &host_storages_.back().storage;
-      device_storages_.push_back({host->unsafeGetStorageImpl(), storage});
-    }
-    auto made = over(*host, kHostKeys, tensor, tensor.storage_offset());
-    if (tensor.unsafeGetTensorImpl()->is_wrapped_number())
-      made.unsafeGetTensorImpl()->set_wrapped_number(true);
-    return made;
-  }
+  auto made = over(host_storage(tensor.storage()), kHostKeys, tensor, tensor.storage_offset());
   const auto bytes = extent_bytes(tensor);
-  auto flat = at::detail::empty_cpu({int64_t(bytes)}, at::kByte);
-  if (bytes > 0)
-    check(runtime().copy_to_host(tensor.device().index(), flat.data_ptr(), tensor.data_ptr(), bytes,
+  if (!host_addressable() && bytes > 0)
+    check(runtime().copy_to_host(tensor.device().index(), made.data_ptr(), tensor.data_ptr(), bytes,
                                  nullptr),
           "copying to the host");
-  return over(flat.storage(), kHostKeys, tensor, 0);
+  if (tensor.unsafeGetTensorImpl()->is_wrapped_number())
+    made.unsafeGetTensorImpl()->set_wrapped_number(true);
+  return made;
 }
 
 at::Tensor HostCall::on_host(const at::Tensor& tensor) {
@@ -203,24 +204,22 @@ c10::IValue HostCall::on_device(const c10::IValue& value) {
 }
 
 void HostCall::take_over(const Pair& pair) {
-  auto* impl = pair.device.unsafeGetTensorImpl();
   const auto& storage = pair.device.storage();
   const auto& grown = pair.host.storage();
+  bool copied = !host_addressable();
   if (grown.nbytes() > storage.nbytes()) {
-    const c10::Device place(kType, c10::DeviceIndex(device_));
     auto* to = storage.unsafeGetStorageImpl();
-    if (host_addressable() && block_of(grown.data_ptr())) {
-      to->set_data_ptr_noswap(share(grown, place));
-      to->set_nbytes(grown.nbytes());
+    copied = copied || !block_of(grown.data_ptr());
+    if (copied) {
+      at::detail::getPrivateUse1Hooks().resizePrivateUse1Bytes(storage, grown.nbytes());
     } else {
-      to->set_data_ptr_noswap(device_allocator()->allocate(grown.nbytes()));
+      to->set_data_ptr_noswap(share(grown, c10::Device(kType, c10::DeviceIndex(device_))));
       to->set_nbytes(grown.nbytes());
-      check(runtime().copy_to_device(device_, to->mutable_data(), grown.data(), grown.nbytes(),
-                                     nullptr),
-            "copying to the device");
     }
   }
+  auto* impl = pair.device.unsafeGetTensorImpl();
   impl->set_sizes_and_strides(pair.host.sizes(), pair.host.strides(), pair.host.storage_offset());
+  if (copied) copy_back(pair);
 }
 
 void HostCall::copy_back(const Pair& pair) {

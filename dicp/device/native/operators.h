@@ -30,6 +30,7 @@ class HostCall {
   struct Pair {
     at::Tensor device, host;
   };
+  const c10::Storage& host_storage(const c10::Storage& storage);
   at::Tensor view_of(const at::Tensor& tensor);
   void take_over(const Pair& pair);
   void copy_back(const Pair& pair);
