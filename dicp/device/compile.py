@@ -16,8 +16,8 @@ from torch import fx
 
 from dicp.config import Config
 from dicp.device.call import Call, NotCompiled
+from dicp.device.hosted import written_inputs
 from dicp.device.thresholds import FIXED_INTEGERS, MAX_VARIANTS
-from dicp.dynamo_bridge.analysis.aliases import written_roots
 from dicp.dynamo_bridge.compile_fx import compile_aten
 from dicp.dynamo_bridge.decompose import decompositions
 from dicp.target import Target
@@ -171,7 +171,7 @@ class OperatorCompiler:
         try:
             table = decompositions(self.target)
             graph = make_fx(run, decomposition_table=table, tracing_mode=sizes)(*given)
-            written = _written(graph)
+            written = tuple(written_inputs(graph.graph))
             compiled, report = compile_aten(graph, given, self.target, self.config)
         except Exception as error:
             transient = isinstance(error, (OSError, MemoryError))
@@ -182,13 +182,6 @@ class OperatorCompiler:
         assert compiled.executable is not None
         guards = traced_guards(graph)
         return CompiledOperator(compiled.executable, graph, guards, returned, written)
-
-
-def _written(traced: fx.GraphModule) -> tuple[int, ...]:
-    """The positions of the inputs that a graph overwrites."""
-    roots = written_roots(traced.graph)
-    inputs = [node for node in traced.graph.nodes if node.op == "placeholder"]
-    return tuple(k for k, node in enumerate(inputs) if node in roots)
 
 
 def _is_symbol(leaf: Any) -> bool:

@@ -17,6 +17,7 @@ from torch import fx
 from dicp.cache import Cache
 from dicp.config import Config, DeviceSettings
 from dicp.discovery import discover
+from dicp.dynamo_bridge.analysis.aliases import written_roots
 from dicp.errors import InvalidTargetError
 from dicp.outline import Outline
 from dicp.rules import DecisionKind
@@ -33,7 +34,7 @@ from dicp.target import (
 from dicp.torch_private import HOST, FakeTensor, pytree, true_device
 
 DEVICE_TYPE = "dipu"
-_PLACES = "places"
+_PLACES, _WRITTEN = "places", "written"
 
 
 def host_target() -> Target:
@@ -67,23 +68,24 @@ class HostedTarget(Target):
         self.host.prepare(gm, train, cache, config)
 
     def lower(self, gm: fx.GraphModule, context: LowerContext) -> Any:
-        places = output_places(gm)
+        places, written = output_places(gm), written_inputs(gm.graph)
         move_to_host(gm)
         program = self.host.lower(gm, replace(context, target=self.host.name))
-        return _Hosted(program, places)
+        return _Hosted(program, places, written)
 
     def render(self, program: Any, config: Config) -> Source:
         return self.host.render(program.inner, config)
 
     def build(self, program: Any, source: Source, cache: Cache, config: Config) -> Artifact:
         built = self.host.build(program.inner, source, cache, config)
-        kept = {**built.program, _PLACES: program.places}
+        kept = {**built.program, _PLACES: program.places, _WRITTEN: program.written}
         return replace(built, target=self.name, program=kept)
 
     def load(self, artifact: Artifact, cache: Cache, config: Config) -> Executable:
-        program = {name: value for name, value in artifact.program.items() if name != _PLACES}
+        program = dict(artifact.program)
+        places, written = program.pop(_PLACES), program.pop(_WRITTEN)
         inner = replace(artifact, target=self.host.name, program=program)
-        return _HostedExecutable(self.host.load(inner, cache, config), artifact.program[_PLACES])
+        return _HostedExecutable(self.host.load(inner, cache, config), places, written)
 
     def outline(self, program: Any, sizes: Mapping[str, int]) -> Outline | None:
         return self.host.outline(program.inner, sizes)
@@ -99,10 +101,11 @@ class HostedTarget(Target):
 
 
 class _Hosted:
-    """A program of the host's target, and the device of each result: an index, or None."""
+    """A program of the host's target, the device of each result: an index, or None, and the
+    positions of the inputs that it overwrites."""
 
-    def __init__(self, inner: Any, places: Sequence[int | None]) -> None:
-        self.inner, self.places = inner, list(places)
+    def __init__(self, inner: Any, places: Sequence[int | None], written: Sequence[int]) -> None:
+        self.inner, self.places, self.written = inner, list(places), list(written)
 
     @property
     def nodes(self) -> Any:
@@ -118,8 +121,10 @@ class _Hosted:
 class _HostedExecutable:
     """Runs on host views of its inputs, which are device tensors and host numbers."""
 
-    def __init__(self, inner: Executable, places: Sequence[int | None]) -> None:
-        self.inner, self.places = inner, places
+    def __init__(
+        self, inner: Executable, places: Sequence[int | None], written: Sequence[int]
+    ) -> None:
+        self.inner, self.places, self.written = inner, places, written
 
     def __call__(self, inputs: list[Any]) -> list[Any]:
         on_device = [x for x in inputs if isinstance(x, torch.Tensor) and _on_device(x)]
@@ -132,12 +137,16 @@ class _HostedExecutable:
         call = native.HostCall(index)
         native.wait_for_queue(index)
         on_host = [call.on_host(x) if isinstance(x, torch.Tensor) else x for x in inputs]
+        copied = not native.host_addressable()
+        overwritten = [(inputs[k], on_host[k]) for k in self.written] if copied else []
         inputs.clear()
         prepare = getattr(self.inner, "prepare", None)
         if prepare is not None:
             prepare(on_host)
         with native.HostMemory(index):
             results = self.inner(on_host)
+        for given, copy in overwritten:
+            given.copy_(copy)
         return [
             result if place is None or not isinstance(result, torch.Tensor)
             else call.on_device(result)
@@ -147,6 +156,13 @@ class _HostedExecutable:
 
 def _on_device(tensor: torch.Tensor) -> bool:
     return bool(true_device(tensor).type == DEVICE_TYPE)
+
+
+def written_inputs(graph: fx.Graph) -> list[int]:
+    """The positions of the inputs that a graph overwrites."""
+    roots = written_roots(graph)
+    inputs = [node for node in graph.nodes if node.op == "placeholder"]
+    return [k for k, node in enumerate(inputs) if node in roots]
 
 
 def output_places(gm: fx.GraphModule) -> list[int | None]:

@@ -1033,6 +1033,39 @@ def test_vendor_runtime(run: Any, tmp_path: Path) -> None:
     assert done.stdout.splitlines()[-1] == "all well"
 
 
+COMPILED = """
+import torch, torch_dipu
+
+def adds(x, y):
+    x.add_(y)
+    return x * 2
+
+def scales_a_column(x, y):
+    x[:, 0].mul_(3)
+    return x + y
+
+def fills(x, y):
+    y.copy_(x.sum(0))
+    return y + 1
+
+for function in (adds, scales_a_column, fills):
+    expected = torch.arange(12.0).view(3, 4), torch.ones(4)
+    mine = [tensor.to("dipu") for tensor in expected]
+    found, wanted = torch.compile(function, backend="dicp")(*mine), function(*expected)
+    for a, b in zip((found, *mine), (wanted, *expected), strict=True):
+        torch.testing.assert_close(a.cpu(), b, msg=lambda text: f"{function.__name__}: {text}")
+print("all well")
+"""
+
+
+@pytest.mark.parametrize("vendor", ["", "droplet"])
+def test_graphs_overwrite_their_inputs(run: Any, tmp_path: Path, vendor: str) -> None:
+    """A compiled function writes to its arguments, also where the host addresses no memory."""
+    _vendor(tmp_path, "Runtime = HostRuntime")
+    done = run(COMPILED, PYTHONPATH=str(tmp_path), DIPU_DEVICE=vendor, DIPU_MOCK_CUDA="0")
+    assert done.stdout.splitlines()[-1] == "all well"
+
+
 WRITTEN = """
 import torch, torch_dipu
 from torch_dipu import dipu
