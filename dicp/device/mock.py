@@ -31,7 +31,10 @@ from dicp.torch_private import (
 NAME = "cuda"
 COMMUNICATION = "dicl"
 _MODULES = ("", ".random", ".memory", ".streams")
-_OWN = ("device", "device_of", "Stream", "Event", "_lazy_init", "_is_in_bad_fork", "_sleep")
+_OWN = (
+    "device", "device_of", "Stream", "Event", "_initialized", "_lazy_init", "_is_in_bad_fork",
+    "_sleep",
+)  # fmt: skip
 _RANGES = ("range_push", "range_pop", "range_start", "range_end", "mark")
 _TYPED = (
     "is_autocast_enabled", "set_autocast_enabled", "get_autocast_dtype", "set_autocast_dtype",

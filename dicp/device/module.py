@@ -96,6 +96,7 @@ class DipuModule(ModuleType):
     """The functions of `torch.cuda` for this device."""
 
     Stream, Event, device, device_of = Stream, Event, device, device_of
+    _initialized = True  # activation checkpoints save the random state of such modules alone
 
     def __init__(self, native: Any, dispatcher: Dispatcher, settings: DeviceSettings) -> None:
         super().__init__(f"torch.{DEVICE_TYPE}", __doc__)

@@ -161,6 +161,14 @@ for draw in (torch._standard_gamma, lambda x: torch._sample_dirichlet(x.view(3, 
     assert not torch.equal(drawn[0], drawn[1]) and not torch.equal(drawn[1], drawn[2])
     dipu.set_rng_state(state)
     assert all(torch.equal(draw(shape), one) for one in drawn)
+from torch.utils.checkpoint import checkpoint
+given = torch.ones(64, device="dipu", requires_grad=True)
+for reentrant in (True, False):  # the recomputation drops what the forward dropped
+    dropped = checkpoint(torch.nn.functional.dropout, given, use_reentrant=reentrant)
+    torch.rand(5, device="dipu")
+    given.grad = None
+    dropped.sum().backward()
+    assert torch.equal(dropped, given.grad)
 same = copy.deepcopy(g)
 assert same.device == g.device and torch.equal(torch.rand(3, generator=same, device="dipu"),
                                                torch.rand(3, generator=g, device="dipu"))

@@ -101,6 +101,12 @@ indices = torch.tril_indices(3, 3, device="cuda"), torch.triu_indices(3, 3, devi
 assert all(t.is_cuda for t in indices)
 assert torch.equal(indices[0].cpu(), torch.tril_indices(3, 3))
 assert torch._efficientzerotensor([2], device="cuda").is_cuda
+from torch.utils.checkpoint import checkpoint
+given = torch.ones(64, device="cuda", requires_grad=True)
+dropped = checkpoint(torch.nn.functional.dropout, given, use_reentrant=False)
+torch.rand(5, device="cuda")
+dropped.sum().backward()
+assert torch.equal(dropped, given.grad)
 window = torch.kaiser_window(8, device="cuda")
 assert window.is_cuda and torch.equal(window.cpu(), torch.kaiser_window(8))
 assert torch.ones(2).pin_memory("cuda").is_pinned("cuda") and not torch.ones(2).is_pinned("cuda")
