@@ -125,6 +125,14 @@ torch.set_default_dtype(torch.float64)
 assert torch.angle(ones).dtype == torch.float64
 torch.set_default_dtype(torch.float32)
 
+# a decomposition is given dtypes
+pairs = torch.complex(x, x + 1)
+for dtype in (torch.complex64, torch.complex128):
+    for reduce in (torch.sum, torch.mean, torch.cumsum):
+        found = reduce(pairs, 0, dtype=dtype)
+        assert found.dtype == dtype
+        torch.testing.assert_close(found.cpu(), reduce(pairs.cpu(), 0, dtype=dtype))
+
 # a given result is not narrowed
 integers = torch.ones(2, dtype=torch.int64, device="dipu")
 for narrowed in (torch.add, torch.ops.aten.lerp):  # compiled, and decomposed

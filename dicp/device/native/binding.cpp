@@ -6,6 +6,7 @@
 #include <ATen/ops/_fused_sdp_choice_ops.h>
 #include <ATen/record_function.h>
 #include <c10/util/Backtrace.h>
+#include <torch/csrc/DynamicTypes.h>
 #include <torch/csrc/PyInterpreter.h>
 #include <torch/csrc/jit/python/pybind_utils.h>
 #include <torch/csrc/utils/pybind.h>
@@ -71,6 +72,21 @@ class OutsideDynamo {
   py::object set_, before_;
 };
 
+// A stack holds dtypes, layouts and memory formats as numbers.
+py::object python_value(c10::IValue value, const c10::Argument& argument) {
+  auto type = argument.real_type();
+  if (const auto optional = type->cast<c10::OptionalType>()) type = optional->getElementType();
+  if (value.isInt()) switch (type->kind()) {
+    case c10::TypeKind::ScalarTypeType: return py::cast(at::ScalarType(value.toInt()));
+    case c10::TypeKind::MemoryFormatType: return py::cast(at::MemoryFormat(value.toInt()));
+    case c10::TypeKind::LayoutType:
+      return py::reinterpret_borrow<py::object>(
+          reinterpret_cast<PyObject*>(torch::getTHPLayout(at::Layout(value.toInt()))));
+    default: break;
+  }
+  return torch::jit::toPyObject(std::move(value));
+}
+
 void call_python(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   TORCH_CHECK(!python_side().closed, "the device is shut down");
   py::gil_scoped_acquire gil;
@@ -80,7 +96,7 @@ void call_python(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   py::list positional;
   py::dict named;
   for (size_t k = 0; k < arguments.size(); ++k) {
-    auto value = torch::jit::toPyObject(std::move((*stack)[first + k]));
+    auto value = python_value(std::move((*stack)[first + k]), arguments[k]);
     if (arguments[k].kwarg_only())
       named[py::str(arguments[k].name())] = value;
     else
