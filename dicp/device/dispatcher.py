@@ -283,7 +283,10 @@ class Dispatcher:
             made = compiled(dense)
             results: list[Any] = [r if r is None else call.on_device(r) for r in made]
             self._keep_written(call, prepared, compiled, dense)
-        _give(zip(outs, results[form.fresh :], strict=bool(outs)))
+        pairs = list(zip(outs, results[form.fresh :], strict=bool(outs)))
+        if not _fit(form, given, pairs):
+            raise NotCompiled("it broadcasts what it writes to")
+        _give(pairs)
         if form.fresh or outs:
             return _returned(form, outs, results)
         return results[0] if compiled.returned.single else tuple(results)
@@ -340,6 +343,7 @@ class Dispatcher:
             out, (_, shape, strides, dtype) = given[name], plan.outputs[number]
             laid_out = tuple(out.shape) == shape and _laid_out(out, strides)
             resized = tuple(out.shape) != shape and out.numel() == 0  # eager warns of others
+            resized = resized and not _in_place(form, given, out)
             if view is not None or out.dtype != dtype or not (laid_out or resized):
                 return None
             outputs[number]["argument"] = order.index((name, 0))
@@ -406,7 +410,8 @@ class Dispatcher:
         results = [result] if isinstance(result, torch.Tensor) else list(result)
         pairs = list(zip(outs, results[form.fresh :], strict=True))
         converted = any(value.dtype != out.dtype for out, value in pairs)
-        if converted and not _takes_results(op, form.op, given):
+        refused = converted and not _takes_results(op, form.op, given)
+        if refused or not _fit(form, given, pairs):
             return NotImplemented  # eager's error is the host's
         _give(pairs)
         return _returned(form, outs, results)
@@ -458,6 +463,22 @@ def _map_tensors(change: Callable[[torch.Tensor], torch.Tensor], given: Any) -> 
 
 def _tensors(call: Call) -> list[torch.Tensor]:
     return [leaf for leaf in call.leaves()[0] if isinstance(leaf, torch.Tensor)]
+
+
+def _fit(
+    form: Functional,
+    given: Mapping[str, Any],
+    pairs: Iterable[tuple[torch.Tensor, torch.Tensor]],
+) -> bool:
+    """Whether the results have the sizes of the tensors that are overwritten in place."""
+    return all(out.shape == r.shape or not _in_place(form, given, out) for out, r in pairs)
+
+
+def _in_place(form: Functional, given: Mapping[str, Any], out: torch.Tensor) -> bool:
+    """Whether a given result is an operand, too, which a pointwise operator does not resize."""
+    operands = (value for name, value in given.items() if name not in form.outs)
+    also_read = torch.Tag.pointwise in form.op.tags and any(value is out for value in operands)
+    return not form.resizes or also_read
 
 
 def _give(pairs: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> None:

@@ -32,6 +32,8 @@ class Functional:
     """Names of the arguments that receive the results, the last ones."""
     fresh: int = 0
     """How many results come before those."""
+    resizes: bool = True
+    """Whether results of other sizes resize what they are written to."""
 
 
 HELPERS = {
@@ -67,7 +69,7 @@ def functional_of(op: OpOverload) -> Functional | None:
         if schema_of(found).is_mutable or returned != len(outs or written):
             continue
         if has == wanted or (factory and has[: len(wanted)] == wanted):
-            return Functional(found, tuple(outs or written))
+            return Functional(found, tuple(outs or written), resizes=not in_place)
     return None
 
 

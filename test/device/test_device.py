@@ -133,6 +133,19 @@ for dtype in (torch.complex64, torch.complex128):
         assert found.dtype == dtype
         torch.testing.assert_close(found.cpu(), reduce(pairs.cpu(), 0, dtype=dtype))
 
+# what is overwritten keeps its sizes
+for given in (x[0], x[:0, :1]):
+    for write in (lambda a, b: a.logical_xor_(b), lambda a, b: a.masked_fill_(b, 1.0),
+                  lambda a, b: torch.mul(a, b, out=a)):
+        narrow = given.clone()
+        try:
+            write(narrow, torch.ones(2, *given.shape[:-1], 4, dtype=torch.bool, device="dipu"))
+        except RuntimeError as error:
+            assert "match the broadcast shape" in str(error), error
+        else:
+            raise AssertionError("a tensor that is overwritten grew")
+        assert narrow.shape == given.shape
+
 # a given result is not narrowed
 integers = torch.ones(2, dtype=torch.int64, device="dipu")
 for narrowed in (torch.add, torch.ops.aten.lerp):  # compiled, and decomposed
