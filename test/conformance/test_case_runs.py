@@ -132,6 +132,24 @@ def test_a_device_with_broken_operators(tmp_path: Path, monkeypatch: pytest.Monk
     assert "no &lt;float64&gt;" in page and '<tr class="crashed"><td>exp2</td>' in page
 
 
+def test_data_are_made_again_when_their_case_file_changes(tmp_path: Path) -> None:
+    """Data that lost a file are made again, too."""
+    text = '[[case]]\nname = "own"\ncall = "torch.{}"\ndtypes = ["float32"]\n'
+    text += "[case.tensors.0]\nshape = [[2, 3]]\n"
+    (tmp_path / "own.toml").write_text(text.format("relu"))
+    made = ("gen_data", "--fname", "own", "--cases", str(tmp_path), "--data", str(tmp_path / "d"))
+    for change, there in (
+        (lambda: None, 0), (lambda: None, 1),
+        (lambda: (tmp_path / "own.toml").write_text(text.format("neg")), 0),
+        (lambda: (tmp_path / "d" / "own.safetensors").unlink(), 0),
+    ):  # fmt: skip
+        change()
+        status, said = run(*made)
+        assert status == 0 and f"{1 - there} cases, " in said, said
+        assert f"{there} operators were there" in said
+    assert json.loads((tmp_path / "d" / "own.json").read_text())["cases"][0]["call"] == "torch.neg"
+
+
 def test_a_backend_from_case_file_to_report(tmp_path: Path) -> None:
     """The whole way: data are made, kept by a second run, and compared on a backend."""
     data = ("--data", str(tmp_path / "data"))

@@ -238,6 +238,7 @@ def test_damaged_data_are_refused(tmp_path: Path, file: str) -> None:
     path.write_bytes(data)
     with pytest.raises(ReferenceDataError, match=r"add\..*gen_data --fname add"):
         OperatorData.read(tmp_path, "add")
+    assert not is_current(tmp_path, "add", {}), "gen_data makes them again"
 
 
 def test_data_of_another_version_are_refused(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from dicp.conformance.suite.runs import CaseUnit
 from dicp.conformance.suite.sources import (
     UnknownOperatorError,
     chosen,
+    made_from,
     model_entries,
     operator_names,
 )
@@ -58,10 +59,12 @@ def generate(
 
     Raises UnknownOperatorError.
     """
-    made = {"samples": unit.samples, "device": unit.device}
     known = sorted(model_entries(Path(unit.model))) if unit.model else None
     names = chosen(patterns, known, unit.cases)
-    wanted = [name for name in names if not is_current(Path(unit.data), name, made)]
+    source = unit.samples, unit.device, unit.cases, unit.model
+    wanted = [
+        name for name in names if not is_current(Path(unit.data), name, made_from(name, *source))
+    ]
     result = Generated(current=len(names) - len(wanted))
 
     def add(row: Row) -> None:
@@ -73,7 +76,7 @@ def generate(
         result.bytes += row.details["bytes"]
         result.left_out.update(row.details["left_out"])
 
-    processes.run(_units(replace(unit, task="gen_data", made=made), wanted), add)
+    processes.run(_units(replace(unit, task="gen_data"), wanted), add)
     return result
 
 

@@ -134,8 +134,9 @@ def write(folder: Path, operator: str, cases: Iterable[Case], device: str, made:
 
 
 def is_current(folder: Path, operator: str, made: Json) -> bool:
-    """Whether the data are there, made in the same way."""
+    """Whether the data are there, undamaged, made in the same way."""
     try:
+        OperatorData.read(folder, operator)
         head = _head(folder / f"{stem(operator)}.json")
     except ReferenceDataError:
         return False

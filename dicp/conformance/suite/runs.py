@@ -47,7 +47,6 @@ class CaseUnit:
     samples: int = 0
     cases: str = ""
     model: str = ""
-    made: dict[str, Any] = field(default_factory=dict)
     config: str = ""
     filter_dtype: tuple[str, ...] = ()
     nhwc_min_dim: int = 0

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from fnmatch import translate
 from functools import cache
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from dicp.conformance.suite.case import Case, function
 from dicp.conformance.suite.files import Entry, case_entries, read_case_file
@@ -84,6 +85,16 @@ def cases_of(
         from dicp.conformance.suite.database_cases import database_cases  # takes seconds
 
         yield from database_cases(operator, samples)
+
+
+def made_from(
+    operator: str, samples: int, device: str, folder: str = "", model: str = ""
+) -> dict[str, Any]:  # fmt: skip
+    """What an operator's reference data depend on: they are made again when it changes."""
+    known = model_entries(Path(model)) if model else file_entries(folder)
+    files = {entry.path for entry in known.get(operator, [])}
+    digests = sorted(hashlib.sha256(path.read_bytes()).hexdigest() for path in files)
+    return {"samples": samples, "device": device, "case_files": digests}
 
 
 class UnknownOperatorError(ValueError):

@@ -21,7 +21,7 @@ import torch
 from dicp.conformance.answers import open_answers, register
 from dicp.conformance.suite.reference import OperatorData, write
 from dicp.conformance.suite.runs import CaseUnit, Outcome, Runner
-from dicp.conformance.suite.sources import cases_of
+from dicp.conformance.suite.sources import cases_of, made_from
 from dicp.errors import ReferenceDataError
 
 Test = tuple[list[str], Callable[[], Outcome]]
@@ -59,7 +59,8 @@ def _generated(unit: CaseUnit) -> tuple[list[list[str]], Iterator[Test]]:
 
     def one(operator: str) -> Outcome:
         cases = cases_of(operator, unit.samples, unit.cases, unit.model)
-        written = write(Path(unit.data), operator, cases, unit.device, unit.made)
+        made = made_from(operator, unit.samples, unit.device, unit.cases, unit.model)
+        written = write(Path(unit.data), operator, cases, unit.device, made)
         details = {
             "cases": written.cases, "bytes": written.bytes, "left_out": dict(written.left_out),
         }  # fmt: skip
