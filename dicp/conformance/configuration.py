@@ -273,6 +273,8 @@ class _Reader:
             kinds = _KINDS.get(key, (str,))
             if not isinstance(value, kinds):
                 raise self.wrong(place, f"{key} = {value!r} is no {kinds[-1].__name__}")
+            if isinstance(value, int | float) and not value >= 0:
+                raise self.wrong(place, f"{key} = {value!r} is no number from 0 on")
             if key == "shape":
                 if not _SHAPE.fullmatch(str(value)):
                     raise self.wrong(place, f"shape {value!r} is no predicate such as 'ndim > 4'")

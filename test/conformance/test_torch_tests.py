@@ -171,6 +171,7 @@ test = "test_forward.*"
         ('\nsmaples = 3\n', 2, "unknown entry 'smaples'; did you mean 'samples'?"),
         ("samples = -1\n", 1, "is not a count"),
         ('[[tolerance]]\ntest = "x"\natol = "0"\n', 3, "atol = '0' is no float"),
+        ('[[tolerance]]\ntest = "x"\nrtol = nan\n', 3, "rtol = nan is no number from 0 on"),
         ("\nsamples = = 3\n", 2, "Invalid value"),
     ],
 )  # fmt: skip
