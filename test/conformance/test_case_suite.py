@@ -82,6 +82,7 @@ dtype = "int32"
 gen = "randint(3, 4)"
 [case.tensors.input]
 value = [[[1.5, -2.0]]]
+grad = true
 [case.tensors.parts]
 stack = true
 shape = [[[2], [3, 4]]]
@@ -99,7 +100,7 @@ part = [{ slice = [0, 4, 2] }]
     (first,) = single.args
     assert first == Operand((2, 3), "int32", (0, 2), "randint(3, 4)")
     assert drawn(first).stride() == (0, 2) and drawn(first).eq(3).all()
-    assert single.kwargs["input"].value.tolist() == [[1.5, -2.0]]
+    assert single.kwargs["input"].value.tolist() == [[1.5, -2.0]] and single.kwargs["input"].grad
     parts = single.kwargs["parts"]
     assert [part.shape for part in parts] == [(2,), (3, 4)] and all(part.grad for part in parts)
     assert not any(single.flags)  # no gradients of what is written
@@ -123,6 +124,15 @@ part = [{ slice = [0, 4, 2] }]
         (ENTRY.replace("float32", "flaot32"), "unknown dtype 'flaot32'. Did you mean 'float32'?"),
         (ENTRY.replace('call = "torch.add"', ""), "call is missing"),
         ("case = 3 =", "it cannot be read"),
+        ("case = 3", "case = 3 has another type"),
+        ("case = [3]", "3 is no table of fields"),
+        (ENTRY + 'inplace = "false"\n', "inplace = 'false' has another type"),
+        (ENTRY + "tolerance = { float32 = [1e-3] }\n", "tolerance [0.001] is no pair of numbers"),
+        (ENTRY + "tolerance = { float32 = [nan, 0] }\n", "tolerance [nan, 0] is no pair"),
+        (ENTRY + 'saved = { call = "torch.neg" }\n', "KeyError: 'given'"),
+        (ENTRY + "[case.tensors.a]\nshape = []\n", "a.shape has no values"),
+        (ENTRY + "[case.tensors.1]\nshape = [[2]]\n", "positions 1 do not count from 0"),
+        (ENTRY + "[case.tensors.a]\nvalue = [[[1], [2, 3]]]\n", "expected sequence of length 1"),
     ],
 )  # fmt: skip
 def test_a_wrong_case_file_is_refused(tmp_path: Path, text: str, problem: str) -> None:

@@ -49,11 +49,17 @@ from dicp.errors.text import did_you_mean, nearest
 
 CASE_FILES: Final = Path(__file__).parent / "cases"
 READERS: Final = {".toml": tomllib.loads, ".json": json.loads}
-_ENTRY: Final = (
-    "name", "call", "dtypes", "tags", "tolerance", "tensors", "parameters", "inplace", "random",
-    "no_reference", "saved",
-)  # fmt: skip
-_TENSOR: Final = ("shape", "strides", "dtype", "gen", "value", "grad", "stack")
+Kinds = Mapping[str, type | tuple[type, ...]]
+_ENTRY: Final[Kinds] = {
+    "name": str, "call": str, "dtypes": list, "tags": list, "tolerance": dict, "tensors": dict,
+    "parameters": dict, "inplace": bool, "random": bool, "no_reference": bool, "saved": dict,
+}  # fmt: skip
+_TENSOR: Final[Kinds] = {
+    "shape": list, "strides": list, "dtype": str, "gen": (str, list), "value": list, "grad": bool,
+    "stack": bool,
+}  # fmt: skip
+_FILE: Final[Kinds] = {"case": list, "model": str, "about": dict}
+"""Fields, and the types of their values."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +85,7 @@ def read_case_file(path: Path) -> tuple[Entry, ...]:
         given = READERS.get(path.suffix, tomllib.loads)(path.read_text("utf-8"))
     except (OSError, ValueError) as error:
         raise CaseFileError(path, "", f"it cannot be read: {error}") from None
-    _check_keys(path, "", given, ("case", "model", "about"))
+    _check_fields(path, "", given, _FILE)
     return tuple(_EntryReader(path, entry).entry() for entry in given.get("case", []))
 
 
@@ -90,10 +96,10 @@ class _EntryReader:
 
     @property
     def name(self) -> str:
-        return str(self.given.get("name", "?"))
+        return str(self.given.get("name", "?")) if isinstance(self.given, dict) else "?"
 
     def entry(self) -> Entry:
-        _check_keys(self.path, self.name, self.given, _ENTRY)
+        _check_fields(self.path, self.name, self.given, _ENTRY)
         for key in ("name", "call", "dtypes"):
             if not self.given.get(key):
                 raise self.wrong(f"{key} is missing")
@@ -101,20 +107,24 @@ class _EntryReader:
             self.check_dtype(dtype)
         try:
             cases = tuple(self.cases())
+        except CaseFileError:
+            raise
         except CaseError as error:
             raise self.wrong(str(error)) from None
+        except (TypeError, ValueError, KeyError, AttributeError, RuntimeError) as error:
+            raise self.wrong(f"{type(error).__name__}: {error}") from None
         return Entry(self.path, self.name, self.given["call"], cases)
 
     def cases(self) -> Iterator[Case]:
         tensors = self.given.get("tensors", {})
         for name, tensor in tensors.items():
-            _check_keys(self.path, f"{self.name}.{name}", tensor, _TENSOR)
+            _check_fields(self.path, f"{self.name}.{name}", tensor, _TENSOR)
             self.check_dtype(tensor.get("dtype", self.given["dtypes"][0]))
             for generator in _as_list(tensor.get("gen", "randn")):
                 check_generator(generator)
         count = self.count()
         for dtype in self.given["dtypes"]:
-            tolerance = self.given.get("tolerance", {}).get(dtype)
+            tolerance = self.tolerance(dtype)
             for number in range(count):
                 arguments = {n: self.argument(t, number, dtype) for n, t in tensors.items()}
                 parameters = {
@@ -123,16 +133,26 @@ class _EntryReader:
                 }
                 arguments |= parameters
                 places = sorted((n for n in arguments if n.isdecimal()), key=int)
+                if places != [str(place) for place in range(len(places))]:
+                    raise self.wrong(f"positions {', '.join(places)} do not count from 0")
                 args = tuple(arguments[n] for n in places)
                 kwargs = {n: v for n, v in arguments.items() if not n.isdecimal()}
                 yield Case(
                     self.name, f"{dtype}-{number}", self.given["call"], dtype, args,
                     kwargs, self.given.get("inplace", False),
                     self.given.get("random", False), not self.given.get("no_reference", False),
-                    self.saved(),
-                    (float(tolerance[0]), float(tolerance[1])) if tolerance else None,
-                    tuple(self.given.get("tags", ())),
+                    self.saved(), tolerance, tuple(self.given.get("tags", ())),
                 )  # fmt: skip
+
+    def tolerance(self, dtype: str) -> tuple[float, float] | None:
+        """atol and rtol of a dtype, if the entry has them."""
+        given = self.given.get("tolerance", {}).get(dtype)
+        if given is None:
+            return None
+        numbers = given if isinstance(given, list) else []
+        if len(numbers) != 2 or not all(type(n) in (int, float) and n >= 0 for n in numbers):
+            raise self.wrong(f"tolerance {given!r} is no pair of numbers from 0 on")
+        return float(numbers[0]), float(numbers[1])
 
     def saved(self) -> Saved | None:
         given = self.given.get("saved")
@@ -152,6 +172,8 @@ class _EntryReader:
             lengths[name] = len(value)
         longest = max(lengths, key=lengths.__getitem__, default="")
         for name, length in lengths.items():
+            if not length:
+                raise self.wrong(f"{name} has no values, one for each case")
             if length not in (1, lengths[longest]):
                 raise self.wrong(f"{name} has {length} values, {longest} has {lengths[longest]}")
         return lengths.get(longest, 1)
@@ -162,7 +184,8 @@ class _EntryReader:
 
         dtype = tensor.get("dtype", dtype)
         if "value" in tensor:
-            return given_operand(torch.tensor(at("value"), dtype=getattr(torch, dtype)))
+            value = torch.tensor(at("value"), dtype=getattr(torch, dtype))
+            return given_operand(value, tensor.get("grad", False))
         if "shape" not in tensor:
             raise self.wrong("a tensor has neither shape nor value")
         shape, strides = at("shape"), at("strides")
@@ -202,8 +225,12 @@ def _as_list(value: Any) -> list[Any]:
     return value if isinstance(value, list) else [value]
 
 
-def _check_keys(path: Path, name: str, given: Mapping[str, Any], known: Sequence[str]) -> None:
-    for key in given:
+def _check_fields(path: Path, name: str, given: Any, known: Kinds) -> None:
+    if not isinstance(given, dict):
+        raise CaseFileError(path, name, f"{given!r} is no table of fields")
+    for key, value in given.items():
         if key not in known:
-            hint = did_you_mean(nearest(key, known))
+            hint = did_you_mean(nearest(key, list(known)))
             raise CaseFileError(path, name, f"unknown field {key!r}.{hint}")
+        if not isinstance(value, known[key]):
+            raise CaseFileError(path, name, f"{key} = {value!r} has another type")
