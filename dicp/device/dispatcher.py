@@ -267,7 +267,7 @@ class Dispatcher:
         prepared = Call(run, positional, named, dtypes if outs else ())
         compiled, dense = self.compiler.compiled(prepared)
         converted = compiled.returned.converted and run is form.op
-        if converted and not _takes_results(op, form.op, given):
+        if converted and not _takes_results(op, form, given):
             raise NotCompiled("it does not convert its results to that dtype")
         compiled.prepare(dense)
         copied = [a is not b for a, b in zip(_tensors(prepared), dense, strict=False)]
@@ -410,7 +410,7 @@ class Dispatcher:
         results = [result] if isinstance(result, torch.Tensor) else list(result)
         pairs = list(zip(outs, results[form.fresh :], strict=True))
         converted = any(value.dtype != out.dtype for out, value in pairs)
-        refused = converted and not _takes_results(op, form.op, given)
+        refused = converted and not _takes_results(op, form, given)
         if refused or not _fit(form, given, pairs):
             return NotImplemented  # eager's error is the host's
         _give(pairs)
@@ -498,20 +498,27 @@ def _repeats(tensor: torch.Tensor) -> bool:
     return any(n > 1 and s == 0 for n, s in zip(tensor.shape, tensor.stride(), strict=True))
 
 
-def _takes_results(op: OpOverload, functional: OpOverload, given: Mapping[str, Any]) -> bool:
+def _takes_results(op: OpOverload, form: Functional, given: Mapping[str, Any]) -> bool:
     """Whether an operator surely converts its results to the dtypes of the given ones.
 
-    Pointwise ones do, unless PyTorch's own check refuses it. Others have rules of their own.
+    Pointwise ones do, unless PyTorch's own check refuses it, which some lack for numbers that are
+    narrowed. Others have rules of their own.
     """
-    if torch.Tag.pointwise not in functional.tags:
+    if torch.Tag.pointwise not in form.op.tags:
         return False
+    given, outs = with_tensors_for_numbers(op, given), [given[name] for name in form.outs]
     try:
-        arguments = arguments_of(op, with_tensors_for_numbers(op, given))
-        positional, named = pytree.tree_map(without_values, arguments)
-        op(*positional, **named)
+        _on_meta(op, given)
+        made = _on_meta(form.op, inputs_of(form, given, outs))
     except Exception:  # it is refused, or cannot be checked: the host does
         return False
-    return True
+    pairs = zip(pytree.tree_leaves(made)[form.fresh :], outs, strict=True)
+    return all(torch.can_cast(result.dtype, out.dtype) for result, out in pairs)
+
+
+def _on_meta(op: OpOverload, given: Mapping[str, Any]) -> Any:
+    positional, named = pytree.tree_map(without_values, arguments_of(op, given))
+    return op(*positional, **named)
 
 
 def _laid_out(tensor: torch.Tensor, strides: Sequence[int]) -> bool:

@@ -148,8 +148,10 @@ for given in (x[0], x[:0, :1]):
 
 # a given result is not narrowed
 integers = torch.ones(2, dtype=torch.int64, device="dipu")
-for narrowed in (torch.add, torch.ops.aten.lerp):  # compiled, and decomposed
-    given = (integers, 1.5) if narrowed is torch.add else (x[0, :2], x[0, :2], 0.5)
+for narrowed, given in (
+    (torch.add, (integers, 1.5)), (lambda out: out.logit_(0.2), ()),  # compiled
+    (torch.ops.aten.lerp, (x[0, :2], x[0, :2], 0.5)),  # decomposed
+):
     for _ in range(2):
         try:
             narrowed(*given, out=integers)
