@@ -191,6 +191,8 @@ class Lowering:
     def _convert(self, node: fx.Node, rule: RuleEntry | None, val: Any) -> Any:
         if rule is None:
             raise NoRule(NO_RULE)
+        if _reads_input_by_offset(node):
+            raise NoRule("an offset into the storage of an input")
         self.builder.meta = val
         self.builder.is_read = lambda index: _is_read(node, index)
         given = [self._map(argument) for argument in node.args]
@@ -361,6 +363,15 @@ _READ_MEMORY = frozenset({
     torch.ops.aten.as_strided_scatter.default,
 })  # fmt: skip
 """Operators that read the memory of their first argument, also between its elements."""
+
+
+def _reads_input_by_offset(node: fx.Node) -> bool:
+    """Whether an operator reads an input from a place in its storage: where the input begins there
+    is known at run time only."""
+    if node.target not in _READ_MEMORY or _viewed(node.args[0]).op != "placeholder":  # type: ignore[arg-type]
+        return False
+    position = 4 if node.target is torch.ops.aten.as_strided_scatter.default else 3
+    return node.kwargs.get("storage_offset", (*node.args, None, None)[position]) is not None
 
 
 def _held_in_memory(graph: fx.Graph) -> set[fx.Node]:

@@ -239,13 +239,21 @@ def test_sizes_that_change_are_checked(backend: BackendUnderTest, dynamic: bool)
     torch.testing.assert_close(compiled(*good), write(*good))
 
 
-def test_a_view_of_the_storage_follows_it(backend: BackendUnderTest, dynamic: bool) -> None:
+WINDOW = (2, 3), (3, 1)
+STORAGE_VIEWS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "beyond": lambda x: x.as_strided(*WINDOW, 4) * 2,
+    "inside": lambda x: x.as_strided(*WINDOW, 0) * 2,
+    "copied": lambda x: torch.as_strided_copy(x, *WINDOW, 0),
+    "written": lambda x: torch.as_strided_scatter(x, -torch.ones(2, 2), (2, 2), (2, 1), 1) * 2,
+}
+
+
+@pytest.mark.parametrize("name", STORAGE_VIEWS)
+def test_a_view_of_the_storage_follows_it(
+    name: str, backend: BackendUnderTest, dynamic: bool
+) -> None:
     """Where an input begins in its storage differs from call to call."""
-    memory = torch.arange(12.0)
-
-    def fn(x: torch.Tensor) -> torch.Tensor:
-        return x.as_strided((2, 3), (3, 1), 4) * 2
-
+    memory, fn = torch.arange(20.0), STORAGE_VIEWS[name]
     compiled = torch.compile(fn, backend=backend, dynamic=dynamic)
     for start in (0, 1, 3):
         x = memory[start : start + 6]
