@@ -244,6 +244,7 @@ STORAGE_VIEWS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "beyond": lambda x: x.as_strided(*WINDOW, 4) * 2,
     "inside": lambda x: x.as_strided(*WINDOW, 0) * 2,
     "copied": lambda x: torch.as_strided_copy(x, *WINDOW, 0),
+    "of_a_copy": lambda x: x.clone().as_strided((2, 2), (2, 1), 1) * 2,
     "written": lambda x: torch.as_strided_scatter(x, -torch.ones(2, 2), (2, 2), (2, 1), 1) * 2,
 }
 

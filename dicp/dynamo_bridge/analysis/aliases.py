@@ -100,7 +100,9 @@ class Aliases:
         root = alias_root(source)
         if root in self._written:
             return False
-        if self._read_by_offset and storage_offset(copy) != storage_offset(source):
+        if self._read_by_offset and (
+            is_input(root) or storage_offset(copy) != storage_offset(source)
+        ):  # nothing guards an input's offset
             return False
         is_seen = root in self._escaping or is_input(root)
         if self._separate:
