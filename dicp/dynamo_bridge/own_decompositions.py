@@ -76,23 +76,39 @@ def _scatter_of(view: OpOverload) -> Callable[..., Any]:
     def rule(x: Tensor, source: Tensor, *args: Any, **kwargs: Any) -> Any:
         if not _overlaps(x):
             return NotImplemented
-        extent = 1 + sum((n - 1) * step for n, step in zip(x.shape, x.stride(), strict=True))
-        memory = aten.as_strided.default(x, [extent], [1], x.storage_offset())
-        part = view(
-            aten.as_strided.default(memory.clone(), x.shape, x.stride(), 0), *args, **kwargs
-        )
-        place = (part.shape, part.stride(), part.storage_offset())
-        written = aten.as_strided_scatter.default(memory.clone(), source, *place)
-        return aten.as_strided.default(written, x.shape, x.stride(), 0)
+        return _written(x, source, lambda whole: view(whole, *args, **kwargs))
 
     return rule
 
 
+def _written(x: Tensor, source: Tensor, view: Callable[[Tensor], Tensor]) -> Tensor:
+    """The tensor that lies as `x` in a copy of its memory, with `source` written into a view of it.
+
+    The memory is read from wherever the `x` of a call begins: nothing guards an input's storage
+    offset.
+    """
+    memory = aten.as_strided.default(x, [_extent(x)], [1])
+    part = view(aten.as_strided.default(memory.clone(), x.shape, x.stride(), 0))
+    place = (part.shape, part.stride(), part.storage_offset())
+    written = aten.as_strided_scatter.default(memory.clone(), source, *place)
+    return aten.as_strided.default(written, x.shape, x.stride(), 0)
+
+
+def _extent(x: Tensor) -> Any:
+    """Elements of memory from the first to the last of a tensor, both included."""
+    return 1 + sum((n - 1) * step for n, step in zip(x.shape, x.stride(), strict=True))
+
+
 def _overlaps(x: Tensor) -> bool:
-    """Whether elements share memory, as windows do, with no stride of 0."""
-    if not all(isinstance(each, int) for each in (*x.shape, *x.stride())) or x.numel() == 0:
+    """Whether elements share memory, as windows do, with no stride of 0.
+
+    Of symbolic sizes, those of the traced call decide: to write into a copy of the memory is right
+    for tensors that share none, too.
+    """
+    sizes, strides = (list(map(torch_private.hint_of, each)) for each in (x.shape, x.stride()))
+    if 0 in sizes:
         return False
-    steps = sorted((s, n) for n, s in zip(x.shape, x.stride(), strict=True) if n != 1)
+    steps = sorted((s, n) for n, s in zip(sizes, strides, strict=True) if n != 1)
     extents = itertools.accumulate(((n - 1) * s for s, n in steps), initial=0)
     return all(s for s, _ in steps) and any(
         s <= r for (s, _), r in zip(steps, extents, strict=False)

@@ -246,6 +246,7 @@ STORAGE_VIEWS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "copied": lambda x: torch.as_strided_copy(x, *WINDOW, 0),
     "of_a_copy": lambda x: x.clone().as_strided((2, 2), (2, 1), 1) * 2,
     "written": lambda x: torch.as_strided_scatter(x, -torch.ones(2, 2), (2, 2), (2, 1), 1) * 2,
+    "into_windows": lambda x: x.unfold(0, 3, 1).slice_scatter(-torch.ones(1, 3), 0, 1, 2) * 2,
 }
 
 
