@@ -262,6 +262,31 @@ def test_a_view_of_the_storage_follows_it(
         torch.testing.assert_close(compiled(x), fn(x))
 
 
+GAP_READERS: dict[str, Callable[[torch.Tensor], Any]] = {
+    "slice": lambda x: x[1:].add_(1),
+    "select": lambda x: x[1].mul_(5),
+    "diagonal": lambda x: x[None].diagonal().mul_(5),
+    "all": lambda x: x.copy_(x * 2),
+}
+
+
+@pytest.mark.parametrize("name", GAP_READERS)
+def test_between_the_elements_of_what_is_written(
+    name: str, backend: BackendUnderTest, dynamic: bool
+) -> None:
+    """A column is written into; a view of its storage reads the other columns."""
+
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        GAP_READERS[name](x)
+        return x.as_strided((2, 3), (3, 1)) * 2
+
+    compiled = torch.compile(fn, backend=backend, dynamic=dynamic)
+    for first in (0, 2):
+        mine, given = (torch.arange(24.0).view(8, 3)[first : first + 4, 1] for _ in range(2))
+        torch.testing.assert_close(compiled(mine), fn(given))
+        torch.testing.assert_close(mine._base, given._base)
+
+
 ODD = (math.nan, math.inf, -math.inf, 1e30, -1e30, 3e9, -2.7, 2.0**31)
 
 
