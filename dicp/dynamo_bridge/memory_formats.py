@@ -372,14 +372,22 @@ def in_place(name: str, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
 
 def windows(x: Tensor, dimension: int, size: int, step: int) -> Tensor:
     """Tensor.unfold of what is written into: functionalization would make elements between windows
-    and behind the last one zeros, but leaves what a slice lacks as it is."""
+    and behind the last one zeros, but leaves what a slice lacks as it is.
+
+    What lies behind is counted from the end: AOTAutograd makes a view of symbolic length with the
+    strides of the traced call.
+    """
     found = x.unfold(dimension, size, step)
     if x.dim() == 0 or size > step:
         return found
-    extent = found.shape[dimension % x.dim()] * step
-    if extent > x.shape[dimension]:
+    if size == 1:  # all elements, of which a slice takes some
+        every = x.unfold(dimension, 1, 1)
+        return torch.ops.aten.slice.Tensor(every, dimension % x.dim(), 0, None, step)
+    behind = x.shape[dimension] - found.shape[dimension % x.dim()] * step
+    if behind < 0:
         return x.as_strided(found.shape, found.stride())
-    return x.narrow(dimension, 0, extent).unfold(dimension, step, step).narrow(-1, 0, size)
+    whole = torch.ops.aten.slice.Tensor(x, dimension, 0, -int(behind)) if behind else x
+    return whole.unfold(dimension, step, step).narrow(-1, 0, size)
 
 
 def max_pool1d(input: Tensor, *args: Any, **kwargs: Any) -> Any:

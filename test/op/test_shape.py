@@ -325,6 +325,23 @@ def test_circular_padding_is_a_concatenation(backend_name: str) -> None:
     assert "aten.cat" in str(explained) and "slice_scatter" not in str(explained)
 
 
+@pytest.mark.parametrize(("size", "step"), [(1, 2), (1, 4), (2, 2), (3, 3), (2, 3)])
+def test_windows_returned_of_what_is_written(size: int, step: int, backend_name: str) -> None:
+    """Later calls have other strides, which views of symbolic length would not follow."""
+
+    def windows(x: torch.Tensor) -> torch.Tensor:
+        found = x.unfold(0, size, step)
+        x.relu_()
+        return found
+
+    compiled = torch.compile(windows, backend=backend_name, dynamic=True)
+    for count, gap in ((6, 1), (6, 3), (12, 2)):
+        mine, given = (torch.arange(-3.0, 60.0)[: count * gap : gap] for _ in range(2))
+        got, eager = compiled(mine), windows(given)
+        assert torch.equal(got, eager) and got.stride() == eager.stride()
+        assert got.data_ptr() == mine.data_ptr()
+
+
 WRITTEN_WINDOWS = {
     "behind the last window": lambda x: x.unfold(1, 3, 3).mul_(2),
     "between windows": lambda x: x[:, 2:].unfold(-1, 2, 4).neg_(),
