@@ -17,7 +17,6 @@ from torch import fx
 from dicp.cache import Cache
 from dicp.config import Config, DeviceSettings
 from dicp.discovery import discover
-from dicp.dynamo_bridge.analysis.aliases import written_roots
 from dicp.errors import InvalidTargetError
 from dicp.outline import Outline
 from dicp.rules import DecisionKind
@@ -160,6 +159,8 @@ def _on_device(tensor: torch.Tensor) -> bool:
 
 def written_inputs(graph: fx.Graph) -> list[int]:
     """The positions of the inputs that a graph overwrites."""
+    from dicp.dynamo_bridge.analysis.aliases import written_roots  # imports sympy
+
     roots = written_roots(graph)
     inputs = [node for node in graph.nodes if node.op == "placeholder"]
     return [k for k, node in enumerate(inputs) if node in roots]
