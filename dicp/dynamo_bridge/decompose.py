@@ -53,6 +53,7 @@ from dicp.dynamo_bridge.own_decompositions import (
     pad,
     polygamma_in_place,
     spaced_in_float64,
+    undecomposed,
     unless_empty,
     unless_of_one_row,
     with_converted_number,
@@ -106,11 +107,6 @@ FOR_ALL_TARGETS: Mapping[OpOverload, Rule] = {
     aten.ldexp.Tensor: ldexp_of_number,
 }
 """Decompositions of some calls, of targets that keep the operator, too."""
-
-
-def undecomposed(*args: Any, **kwargs: Any) -> Any:
-    """The rule of an operator that stays whole."""
-    return NotImplemented
 
 
 @dataclass(frozen=True)

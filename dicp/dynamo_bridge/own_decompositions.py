@@ -146,21 +146,22 @@ def _has_gaps(x: Tensor) -> bool:
     return not (none or shared or known(_extent(x) == x.numel()))
 
 
-SCATTERS: dict[Any, Callable[..., Any]] = {
-    aten.select_scatter.default: _scatter_of(aten.select.int),
-    aten.slice_scatter.default: _scatter_of(aten.slice.Tensor),
-    aten.diagonal_scatter.default: _scatter_of(aten.diagonal.default),
-    aten.as_strided_scatter.default: as_strided_scatter,
-}
-"""Scatters into tensors whose elements share memory; others keep their operator."""
-
 VIEWS_WRITTEN: dict[Any, Callable[..., Any]] = {
     aten.select_scatter.default: aten.select.int,
     aten.slice_scatter.default: aten.slice.Tensor,
     aten.diagonal_scatter.default: aten.diagonal.default,
-    aten.copy.default: lambda x, *args, **kwargs: x,
 }
 """Operator -> the view of its first operand that is replaced by the second."""
+SCATTERS: dict[Any, Callable[..., Any]] = {
+    **{op: _scatter_of(view) for op, view in VIEWS_WRITTEN.items()},
+    aten.as_strided_scatter.default: as_strided_scatter,
+}
+"""Scatters into tensors whose elements share memory; others keep their operator."""
+
+
+def undecomposed(*args: Any, **kwargs: Any) -> Any:
+    """The rule of an operator that stays whole."""
+    return NotImplemented
 
 
 def with_gaps(table: Mapping[Any, Callable[..., Any]]) -> dict[Any, Callable[..., Any]]:
@@ -168,12 +169,9 @@ def with_gaps(table: Mapping[Any, Callable[..., Any]]) -> dict[Any, Callable[...
 
     For graphs that may read it: eager's operators copy it.
     """
-
-    def whole(*args: Any, **kwargs: Any) -> Any:
-        return NotImplemented
-
-    rules = {op: _scatter_with_gaps_of(view, table.get(op, whole))
-             for op, view in VIEWS_WRITTEN.items()}  # fmt: skip
+    views = {**VIEWS_WRITTEN, aten.copy.default: lambda x, *args, **kwargs: x}
+    rules = {op: _scatter_with_gaps_of(view, table.get(op, undecomposed))
+             for op, view in views.items()}  # fmt: skip
     return {**table, **rules}
 
 

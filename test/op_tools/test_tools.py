@@ -658,6 +658,26 @@ def test_cast_holds_where_a_checkpoint_recomputes(
     assert torch.equal(wanted, found)
 
 
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_fallback_holds_where_a_checkpoint_recomputes(
+    reentrant: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ran: list[str] = []
+    around = op_tools.OpFallback.around
+
+    def counted(tool: Any, call: Any, proceed: Any) -> Any:
+        ran.append(call.name)
+        return around(tool, call, proceed)
+
+    monkeypatch.setattr(op_tools.OpFallback, "around", counted)
+    x = torch.ones(3, requires_grad=True)
+    with op_tools.OpFallback(["torch.exp", "torch.cos"], quiet=True):
+        y = checkpoint(lambda x: torch.cos(torch.exp(x)), x, use_reentrant=reentrant).sum()
+        assert ran == ["torch.exp", "torch.cos"]
+        y.backward()
+    assert ran == ["torch.exp", "torch.cos"] * 2
+
+
 def test_cast_leaves_views_alone() -> None:
     x, z = torch.ones(4).bfloat16(), torch.ones(2, dtype=torch.complex64)
     rules = "torch.bfloat16->torch.float32,torch.complex64->torch.complex128"

@@ -136,8 +136,7 @@ def write(folder: Path, operator: str, cases: Iterable[Case], device: str, made:
 def is_current(folder: Path, operator: str, made: Json) -> bool:
     """Whether the data are there, undamaged, made in the same way."""
     try:
-        OperatorData.read(folder, operator)
-        head = _head(folder / f"{stem(operator)}.json")
+        head = OperatorData.read(folder, operator).head
     except ReferenceDataError:
         return False
     return bool(head["made"] == made and head["versions"]["torch"] == torch.__version__)
@@ -153,7 +152,7 @@ class OperatorData:
     """The reference data of one operator."""
 
     operator: str
-    forms: list[Json]
+    head: Json
     data: bytes
 
     @classmethod
@@ -170,7 +169,11 @@ class OperatorData:
         if _digest(data, head["cases"]) != head["digest"]:
             problem = f"it is damaged: its digest is another than {path.name} says"
             raise ReferenceDataError(tensors, problem, _command(operator))
-        return cls(operator, head["cases"], data)
+        return cls(operator, head, data)
+
+    @property
+    def forms(self) -> list[Json]:
+        return self.head["cases"]  # type: ignore[no-any-return]
 
     @property
     def keys(self) -> list[str]:
