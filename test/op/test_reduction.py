@@ -147,6 +147,14 @@ CASES = [
         grad=False,
     ),
     op(
+        "any_no_dims",
+        lambda x: (torch.any(x, dim=()), torch.all(x, dim=(), keepdim=True)),
+        T(X, 0, 2),
+        dtypes=(torch.bool, torch.float32, torch.uint8),
+        layouts=("contiguous", "scalar", "empty"),
+        grad=False,
+    ),
+    op(
         "count_nonzero",
         lambda x: (torch.count_nonzero(x, 1), torch.count_nonzero(x)),
         T(X, 0, 2),

@@ -80,7 +80,7 @@ def _product_over(g: Ops, x: Value, dims: Any, keepdim: bool) -> Value:
 def _truth(kind: str) -> Any:
     def apply(g: Ops, x: Value, dims: Any = None, keepdim: bool = False) -> Value:
         result = g.truth(x)
-        axes = axes_of(dims, x.ndim)
+        axes = axes_of(dims, x.ndim) if dims != [] else []  # a sum over [] reduces all dimensions
         result = g.reduce(kind, result, axes, keepdim) if axes else result
         return g.cast(result, g.dtype)
 

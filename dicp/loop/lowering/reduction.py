@@ -141,7 +141,8 @@ _extremum_rules("max")
 _extremum_rules("min")
 
 
-def _truth(lw: Lowering, op: str, x: Value, axes: list[int], keepdim: bool) -> Value:
+def _truth(lw: Lowering, op: str, x: Value, dim: Any, keepdim: bool) -> Value:
+    axes = axes_of(x, dim) if dim != [] else []  # a sum over [] reduces all dimensions
     lw.round_elements(x)
     value = lw.reduce(
         op, x.shape, axes, torch.bool, lambda idx: cast(x.at(idx), torch.bool), keepdim
@@ -151,9 +152,9 @@ def _truth(lw: Lowering, op: str, x: Value, axes: list[int], keepdim: bool) -> V
 
 REDUCTION.update({
     (aten.any.default, aten.any.dim, aten.any.dims):
-        lambda lw, x, dim=None, keepdim=False: _truth(lw, "any", x, axes_of(x, dim), keepdim),
+        lambda lw, x, dim=None, keepdim=False: _truth(lw, "any", x, dim, keepdim),
     (aten.all.default, aten.all.dim, aten.all.dims):
-        lambda lw, x, dim=None, keepdim=False: _truth(lw, "all", x, axes_of(x, dim), keepdim),
+        lambda lw, x, dim=None, keepdim=False: _truth(lw, "all", x, dim, keepdim),
 })  # fmt: skip
 
 
