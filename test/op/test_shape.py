@@ -89,6 +89,23 @@ VIEWS = [
         layouts=("contiguous",),
     ),
     op(
+        "view_dtype_of_bfloat16",  # graph targets have no operator on its bits
+        lambda x: (x.view(torch.int16), x.view(torch.int32), x.view(torch.uint8)),
+        (5, 8),
+        dtypes=(torch.bfloat16,),
+        grad=False,
+        fixed=(8,),
+        layouts=("contiguous",),
+    ),
+    op(
+        "view_dtype_as_bfloat16",
+        lambda x: x.view(torch.bfloat16).isnan(),
+        (5, 8),
+        dtypes=(torch.int16, torch.float32),
+        grad=False,
+        layouts=("contiguous",),
+    ),
+    op(
         "view_as_complex",
         lambda x: torch.view_as_real(torch.view_as_complex(x) * 2),
         (5, 7, 2),

@@ -366,6 +366,8 @@ def _triangle(g: Ops, kind: str, x: Value, diagonal: Any) -> Value:
 def view_dtype(g: Ops, x: Value, dtype: torch.dtype) -> Value:
     if x.dtype == torch.bool or dtype == torch.bool:
         raise NoRule("a view of booleans in another dtype, or of numbers as booleans")
+    if not all(g.takes("Bitcast", "x", each) for each in (x.dtype, dtype)):
+        raise NoRule(f"no operator takes {x.dtype} for {dtype}")
     if dtype.itemsize > x.dtype.itemsize:  # what becomes one element is a dimension of its own
         whole = dtype.itemsize // x.dtype.itemsize
         x = g.reshape(x, [*x.shape[:-1], x.shape[-1] // whole, whole])
