@@ -15,7 +15,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-CapturedCall = tuple[str, Sequence[Any], Mapping[str, Any]]
 HEAD = "# Recorded from a program: tensors are described, and only a few integers are stored."
 STORED_INTEGERS = 48
 NAMED = {
@@ -115,16 +114,10 @@ class CaseList:
         return found
 
 
-def write_cases(calls: Sequence[CapturedCall]) -> str:
-    """A case file, TOML, of the distinct calls (operator, arguments, keywords).
-
-    Raises NotStorableError.
-    """
-    found = CaseList()
-    for operator, args, kwargs in calls:
-        found.add(operator.replace("/", "_"), operator, args, kwargs)
+def case_file(cases: CaseList) -> str:
+    """The text of a case file, TOML."""
     parts = [HEAD]
-    for entry in found.entries():
+    for entry in cases.entries():
         parts += ["", "[[case]]"]
         fields = {key: v for key, v in entry.items() if key not in ("tensors", "parameters")}
         parts += [f"{key} = {toml(v)}" for key, v in fields.items()]

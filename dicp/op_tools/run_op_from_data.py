@@ -25,7 +25,7 @@ from dicp.errors import CaptureFormatError, OperatorNameError
 from dicp.op_tools import storage, trees
 from dicp.op_tools.autocompare import OpAutoCompare
 from dicp.op_tools.capture import argument_rows
-from dicp.op_tools.cases import write_cases
+from dicp.op_tools.cases import CaseList, NotStorableError, case_file
 from dicp.op_tools.frame import FRAME, Call
 from dicp.op_tools.names import operator_called, overwrites, reads_memory
 from dicp.op_tools.reference import autocast_named, writable
@@ -222,15 +222,28 @@ def main(arguments: Sequence[str] | None = None) -> int:
         cases.append(captured)
         if not _holds(captured, options):
             status = 1
-    if options.as_case:
-        calls = [(case.operator, case.args, case.kwargs) for case in cases]
-        try:
-            Path(options.as_case).write_text(write_cases(calls))
-            sys.stdout.write(f"{options.as_case} saved\n")
-        except OSError as error:
-            sys.stderr.write(f"{options.as_case} is not saved: {error.strerror}\n")
-            status = status or 2
+    if options.as_case and not _save_cases(Path(options.as_case), cases):
+        status = status or 2
     return status
+
+
+def _save_cases(path: Path, captures: Sequence[Captured]) -> bool:
+    """Write the calls as a case file; False if it lacks one that has no form there, or fails."""
+    cases, complete = CaseList(), True
+    for captured in captures:
+        name = captured.operator
+        try:
+            cases.add(name.replace("/", "_"), name, captured.args, captured.kwargs)
+        except NotStorableError as error:
+            sys.stderr.write(f"{captured.folder} is no case: a case file has no form for {error}\n")
+            complete = False
+    try:
+        path.write_text(case_file(cases), "utf-8")
+    except OSError as error:
+        sys.stderr.write(f"{path} is not saved: {error.strerror}\n")
+        return False
+    sys.stdout.write(f"{path} saved\n")
+    return complete
 
 
 def _devices(folder: Path) -> str:

@@ -445,6 +445,18 @@ def test_captures_become_cases() -> None:
     assert joined["parameters"] == {"dim": [0]}
 
 
+def test_a_capture_that_is_no_case_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    with op_tools.OpCapture(["torch.cat", "torch.add"], quiet=True):
+        torch.cat([torch.ones(2), torch.ones(2, dtype=torch.int64)])
+        torch.add(torch.ones(2), 1)
+    assert run(str(ROOT), "--as_case", "cases.toml") == 2
+    assert "torch.cat" in (said := capsys.readouterr().err)
+    assert "a case file has no form for a list of tensors of several dtypes" in said
+    assert [c["call"] for c in tomllib.loads(Path("cases.toml").read_text())["case"]] == [
+        "torch.add"
+    ]
+
+
 @pytest.mark.parametrize(
     ("option", "value", "message"),
     [
