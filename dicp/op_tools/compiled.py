@@ -335,7 +335,7 @@ def _judged(
     for node in wanted:
         got = values.real[node.name]
         try:
-            reference, eager = wide.value(node), same.value(node)
+            reference, eager = (side.at_positions_of(node, got) for side in (wide, same))
         except Exception as error:  # operators raise whatever they like
             text = (str(error).splitlines() or [""])[0]
             record.note = f"no CPU form: {type(error).__name__}: {text}"
@@ -395,9 +395,9 @@ def _against_captured(
     found = []
     for place, (node, got) in enumerate(zip(wanted, outputs, strict=True)):
         if isinstance(node, fx.Node) and isinstance(got, torch.Tensor):
-            eager = same.value(node)
+            reference, eager = (side.at_positions_of(node, got) for side in (wide, same))
             name = f"captured output[{place}]"
-            comparison = compare("graph", name, got, wide.value(node), eager)
+            comparison = compare("graph", name, got, reference, eager)
             if not comparison.fp64:
                 computed = (n for n in graph.captured.graph.nodes if n.op == "call_function")
                 moved = moved_by_roundings(real, computed)

@@ -10,7 +10,7 @@ import torch
 from torch import fx
 from torch.fx.node import map_aggregate, map_arg
 
-from dicp.compare import FLOOR_ULPS
+from dicp.compare import FLOOR_ULPS, Positions
 from dicp.effects import is_random
 from dicp.op_tools import trees
 from dicp.op_tools.records import CallSite
@@ -65,6 +65,17 @@ class Evaluator:
             pending.pop()
         return self._known[node]
 
+    def at_positions_of(self, node: fx.Node, got: torch.Tensor) -> Any:
+        """The value of a node, with the positions of equal elements that `got` has; what is
+        evaluated later reads it."""
+        value = self.value(node)
+        positions = _positions(node)
+        if positions is not None:
+            operand = self.value(node.all_input_nodes[0].all_input_nodes[0])
+            agreed = positions.agreed(operand.cpu(), got.cpu(), value.cpu())
+            value = self._known[node] = agreed.to(value.device)
+        return value
+
     def _is_given(self, node: fx.Node) -> bool:
         if node.op in ("placeholder", "get_attr"):
             return True
@@ -109,6 +120,15 @@ class Evaluator:
         if schema is not None and schema.is_mutable:  # what the node overwrites is a copy here
             args = tuple(a.clone() if isinstance(a, torch.Tensor) else a for a in args)
         return target(*args, **kwargs)
+
+
+def _positions(node: fx.Node) -> Positions | None:
+    """What the node holds if it is the result of a call that holds positions, such as sort's."""
+    call = node.all_input_nodes[0] if node.target is getitem else None
+    if call is None or not call.all_input_nodes:
+        return None
+    found = Positions.of(str(call.target), call.args, call.kwargs)
+    return found if found is not None and found.result == node.args[1] else None
 
 
 def moved_by_roundings(

@@ -110,6 +110,28 @@ def overwriting(target: str, op: Any) -> Iterator[None]:
     torch._dynamo.reset()
 
 
+@contextmanager
+def last_of_equal(shift: int = 0) -> Iterator[None]:
+    """Within, `kthvalue` of float32 gives the last position of equal elements, or one `shift`
+    before it, and that of float64 the first."""
+    library = torch.library.Library("aten", "IMPL")
+
+    def kthvalue(
+        x: torch.Tensor, k: int, dim: int = -1, keepdim: bool = False
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        value = torch.sort(x, dim).values.select(dim, k - 1).unsqueeze(dim)
+        equal = (x == value).int()
+        if x.dtype == torch.float64:
+            return value.squeeze(dim), equal.argmax(dim)
+        return value.squeeze(dim), x.shape[dim] - 1 - shift - equal.flip(dim).argmax(dim)
+
+    library.impl("kthvalue", kthvalue, "CPU", allow_override=True)
+    try:
+        yield
+    finally:
+        library._destroy()
+
+
 KINDS: dict[str, dict[Any, Change]] = {
     "wrong rule": {aten.sin.default: as_if(aten.cos.default)},
     "lost dtype": {aten.atan.default: of_integers},

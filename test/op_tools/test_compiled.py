@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-from faults import as_if, aten, lines_of, planted, with_args
+from faults import as_if, aten, last_of_equal, lines_of, planted, with_args
 from support.forked import COMPILER, server
 
 from dicp import op_tools
@@ -129,6 +129,20 @@ def test_operators_that_read_what_is_not_rounded_yet_are_not_named() -> None:
 def small(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     h = F.gelu(x @ w)
     return torch.tanh(h).sum()  # tanh
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("shift", [0, 1])
+def test_any_position_of_equal_elements_is_right_in_graphs(shift: int) -> None:
+    def program(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        values, places = torch.kthvalue(x, 4)
+        return values * 2, places, x.gather(1, places[:, None]).sin()
+
+    x = torch.tensor([[1.0, 2, 0, 2, 3, 2], [4, 0, 5, 1, 5, 5]])
+    with last_of_equal(shift), op_tools.OpAutoCompare(quiet=True) as tool:
+        places = torch.compile(program, backend="cpugraph", dynamic=False)(x)[1]
+    assert places.tolist() == [5 - shift, 5 - shift]
+    assert bool(tool.failures) == bool(shift)
 
 
 def test_faults_of_backward_and_dynamic_graphs(dynamic: bool) -> None:
