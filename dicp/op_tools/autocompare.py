@@ -20,7 +20,7 @@ from dicp.op_tools.frame import Call, Proceed
 from dicp.op_tools.gradients import Gradients, InputEdges, watch
 from dicp.op_tools.held import HeldInputs, versions_of
 from dicp.op_tools.names import is_constructor, overwrites
-from dicp.op_tools.overwriting import written
+from dicp.op_tools.overwriting import differentiable_result, written
 from dicp.op_tools.records import CallId, CallSite, heading, logger
 from dicp.op_tools.reference import (
     CPU,
@@ -312,7 +312,7 @@ class OpAutoCompare(FeatureWithRecords[Record]):
                 with autocast_on(CPU, autocast):
                     self._backward(record, shown, *arguments, found, moves)
 
-        watch(edges, result, arrived)
+        watch(edges, differentiable_result(call.name, call.args, result), arrived)
 
     def _backward(
         self, record: Record, call: Call, args: Any, kwargs: Any, found: Gradients,

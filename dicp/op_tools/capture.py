@@ -17,6 +17,7 @@ from dicp.op_tools.draws import Draws
 from dicp.op_tools.frame import Call, Feature, Proceed
 from dicp.op_tools.gradients import Gradients, InputEdges, watch
 from dicp.op_tools.names import reads_memory
+from dicp.op_tools.overwriting import differentiable_result
 from dicp.op_tools.records import logger
 from dicp.op_tools.reference import autocast_name
 from dicp.op_tools.results import FOLDER
@@ -103,7 +104,8 @@ class OpCapture(Feature):
         outputs = outputs_of(call, result)
         self.save(folder / "output", outputs, facts)
         self.say_arguments(call, [*rows, *result_rows(call.name, outputs)])
-        watch(edges, result, lambda found: self._gradients(call, folder, facts, found))
+        made = differentiable_result(call.name, call.args, result)
+        watch(edges, made, lambda found: self._gradients(call, folder, facts, found))
         return result
 
     def finish(self) -> None:

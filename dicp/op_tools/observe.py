@@ -7,6 +7,7 @@ from typing import Any
 from dicp.op_tools.capture import argument_rows, gradient_rows, result_rows
 from dicp.op_tools.frame import Call, Feature, Proceed
 from dicp.op_tools.gradients import Gradients, InputEdges, watch
+from dicp.op_tools.overwriting import differentiable_result
 
 
 class OpObserve(Feature):
@@ -25,5 +26,5 @@ class OpObserve(Feature):
         def backward(found: Gradients) -> None:
             self.say_arguments(call, gradient_rows(call.name, found), "backward")
 
-        watch(edges, result, backward)
+        watch(edges, differentiable_result(call.name, call.args, result), backward)
         return result

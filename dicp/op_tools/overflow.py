@@ -13,6 +13,7 @@ from dicp.errors import OverflowFoundError
 from dicp.op_tools.capture import argument_rows, gradient_rows, result_rows
 from dicp.op_tools.frame import Call, Feature, Proceed
 from dicp.op_tools.gradients import Gradients, InputEdges, watch
+from dicp.op_tools.overwriting import differentiable_result
 from dicp.op_tools.records import CallId, CallSite, heading, logger
 from dicp.op_tools.tables import table
 from dicp.op_tools.verdict import dense_chunks
@@ -148,7 +149,7 @@ class OpOverflowCheck(Feature):
             count = len([g for g in found.outputs if g is not None])
             self.check(call, rows[:count], rows[count:], "backward")
 
-        watch(edges, result, backward)
+        watch(edges, differentiable_result(call.name, call.args, result), backward)
         return result
 
     def check(

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from dicp.op_tools import trees
-from dicp.op_tools.names import is_in_place
+from dicp.op_tools.names import is_in_place, short_name
 from dicp.torch_private import version_of
 
 
@@ -72,6 +72,11 @@ def same_values(before: Any, after: Any) -> bool:
     before = before.to(after.dtype)
     kept = before == after
     return bool((kept | ((before != before) & (after != after))).all())
+
+
+def differentiable_result(name: str, args: Any, result: Any) -> Any:
+    """What autograd knows a call's result by: an assignment to elements gives none."""
+    return args[0] if short_name(name) == "__setitem__" else result
 
 
 def written(name: str, args: Any, kwargs: Any) -> Iterator[torch.Tensor]:

@@ -16,6 +16,7 @@ from dicp.errors import ToolVariableError
 from dicp.op_tools import trees
 from dicp.op_tools.draws import draws_undone
 from dicp.op_tools.names import overwrites, reads_bits, reads_memory
+from dicp.op_tools.overwriting import differentiable_result
 from dicp.torch_private import FakeTensorMode, TorchDispatchMode, schema_of
 
 CPU = torch.device("cpu")
@@ -197,7 +198,8 @@ class Reference:
         with torch.enable_grad():
             swap = (lambda t: leaves[id(t)].clone()) if in_place else (lambda t: leaves[id(t)])
             args, kwargs = trees.map_tensors((self.args, self.kwargs), swap)
-            results = list(trees.tensors(self.func(*args, **kwargs)))
+            result = differentiable_result(self.operator, args, self.func(*args, **kwargs))
+            results = list(trees.tensors(result))
             pairs = [
                 (result, gradient.to(CPU, result.dtype))
                 for result, gradient in zip(results, grad_outputs, strict=True)

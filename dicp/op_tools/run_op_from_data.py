@@ -28,6 +28,7 @@ from dicp.op_tools.capture import argument_rows
 from dicp.op_tools.cases import CaseList, NotStorableError, case_file
 from dicp.op_tools.frame import FRAME, Call
 from dicp.op_tools.names import operator_called, overwrites, reads_memory
+from dicp.op_tools.overwriting import differentiable_result
 from dicp.op_tools.reference import autocast_named, writable
 from dicp.op_tools.tables import argument_table
 from dicp.op_tools.timing import OpTimeMeasure, device_of
@@ -168,6 +169,7 @@ def _run(captured: Captured, function: Callable[..., Any], options: argparse.Nam
         result = FRAME.call(function, args, kwargs, captured.operator, operator)
     if options.only_run_forward:
         return
+    result = differentiable_result(captured.operator, args, result)
     results = [t for t in trees.tensors(result) if t.requires_grad]
     if results:
         with FRAME.unhooked():

@@ -20,7 +20,7 @@ from torch.utils.checkpoint import checkpoint
 
 from dicp import op_tools
 from dicp.errors import OverflowFoundError, ToolVariableError
-from dicp.op_tools import gradients, storage
+from dicp.op_tools import gradients, run_op_from_data, storage
 from dicp.op_tools.autocompare import Record
 from dicp.op_tools.held import Held, HeldInputs
 from dicp.op_tools.records import CallId, CallSite
@@ -140,6 +140,23 @@ def test_what_is_written_to_a_view_has_the_gradients_of_its_own_call() -> None:
     assert times["torch.Tensor.add_"] < sum(
         r.backward for r in timer.results if r.name == "torch.Tensor.matmul"
     )
+
+
+def test_gradients_of_assignments_to_elements_are_compared() -> None:
+    x, v = torch.randn(4, 3, requires_grad=True), torch.randn(3, requires_grad=True)
+    with op_tools.OpAutoCompare(quiet=True) as tool, op_tools.OpCapture(quiet=True):
+        y, z = x * 1, torch.zeros(4, 3)
+        y[1] = v
+        y[torch.tensor([0, 2]), 1] = v[:2]
+        z[:, 0] = x[:, 1]
+        z[y > 0] = 3.0
+        (y * y + z * y).sum().backward()
+    assert tool.failures == [] and not any(r.note for r in tool.results)
+    records = [r for r in tool.results if r.operator == "torch.Tensor.__setitem__"]
+    assert [r.kind for r in records].count("backward") == 4
+    grads = {c.name[-7:] for r in records if r.kind == "backward" for c in r.comparisons}
+    assert grads == {"grad[0]", "grad[1]", "grad[2]"}
+    assert run_op_from_data.main(["op_tools_results", "--acc_check"]) == 0
 
 
 def test_in_place_forms_are_compared_before_and_after() -> None:
