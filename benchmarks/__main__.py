@@ -8,11 +8,13 @@ import signal
 from collections.abc import Sequence
 from pathlib import Path
 
+import torch
 from rich.console import Console
 
 from benchmarks import chart
+from benchmarks.backends import EAGER, MODULES, parse
 from benchmarks.machine import describe, kind
-from benchmarks.options import Options
+from benchmarks.options import OptionError, Options
 from benchmarks.report import RESULTS, Progress, Report
 
 COMMANDS = {
@@ -30,6 +32,20 @@ def names(text: str) -> tuple[str, ...]:
     return tuple(part.strip() for part in text.split(",") if part.strip())
 
 
+def dtypes(text: str) -> tuple[str, ...]:
+    for name in names(text):
+        if not isinstance(getattr(torch, name, None), torch.dtype):
+            raise argparse.ArgumentTypeError(f"{name!r} is no dtype, such as float32,bfloat16")
+    return names(text)
+
+
+def counts(text: str) -> tuple[int, ...]:
+    for number in names(text):
+        if not number.isdecimal() or not int(number):
+            raise argparse.ArgumentTypeError(f"{number!r} is not a whole number above 0")
+    return tuple(map(int, names(text)))
+
+
 def backends(text: str) -> tuple[str, ...]:
     """Split at commas, but keep `name:option=value,option=value` together."""
     found: list[str] = []
@@ -38,20 +54,28 @@ def backends(text: str) -> tuple[str, ...]:
             found[-1] += f",{part}"
         else:
             found.append(part)
+    known = sorted({EAGER, *MODULES, *torch.compiler.list_backends(exclude_tags=())})
+    for label in found:
+        try:
+            name = parse(label).name
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(str(error)) from error
+        if name not in known:
+            raise argparse.ArgumentTypeError(f"no backend {name!r}; known: {', '.join(known)}")
     return tuple(found)
 
 
 def parser() -> argparse.ArgumentParser:
     top = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     top.add_argument("command", choices=COMMANDS)
-    top.add_argument("--backends", type=backends, default=backends("eager,inductor,cpugraph"))
+    top.add_argument("--backends", type=backends, default="eager,inductor,cpugraph")
     top.add_argument("--models", "--kernels", "--sections", dest="names", type=names, default=())
     top.add_argument("--out", type=Path, help="default: the machine's in benchmarks/results")
-    top.add_argument("--dtype", type=names, default=("float32",), help="float32,bfloat16")
+    top.add_argument("--dtype", type=dtypes, default="float32", help="float32,bfloat16")
     top.add_argument("--train", action="store_true", help="training instead of inference")
     top.add_argument("--both", action="store_true", help="inference and training")
     top.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    top.add_argument("--layers", type=names, default=("1", "4", "16", "64"))
+    top.add_argument("--layers", type=counts, default="1,4,16,64")
     top.add_argument("--quick", action="store_true", help="fewer samples and sizes")
     return top
 
@@ -61,7 +85,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
     Each kind of machine has a folder in `benchmarks/results/`: no run overwrites another kind's.
     """
-    given = parser().parse_args(arguments)
+    top = parser()
+    given = top.parse_args(arguments)
     options = Options(
         command=given.command,
         backends=given.backends,
@@ -70,7 +95,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         modes=(False, True) if given.both else (given.train,),
         device=given.device,
         quick=given.quick,
-        layers=tuple(int(n) for n in given.layers),
+        layers=given.layers,
         out=given.out or RESULTS / kind(given.device),
     )
     console = Console()
@@ -82,6 +107,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         importlib.import_module(COMMANDS[options.command][0]).run(
             options, report, Progress(console)
         )
+    except OptionError as error:
+        top.error(str(error))
     finally:
         if report.rows:
             console.print(report.table())

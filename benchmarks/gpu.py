@@ -30,7 +30,7 @@ from rich.markup import escape
 from benchmarks import child, features, series
 from benchmarks.backends import EAGER
 from benchmarks.gpu_goals import goal_rows
-from benchmarks.options import Options
+from benchmarks.options import OptionError, Options
 from benchmarks.report import Progress, Report, Row
 
 KERNELS = (
@@ -105,8 +105,11 @@ def run(options: Options, report: Report, progress: Progress) -> None:
     state = Run(options, report, progress, options.out)
     state.folder.mkdir(parents=True, exist_ok=True)
     state.deadline = time.monotonic()
+    known = {**SECTIONS, **NAMED}
+    if wrong := sorted({*options.names} - {*known}):
+        raise OptionError(f"unknown sections {wrong}; known: {', '.join(known)}")
     for name in options.names or SECTIONS:
-        seconds, section = ({**SECTIONS, **NAMED})[name]
+        seconds, section = known[name]
         state.deadline += seconds  # unused time goes to the next section
         try:
             section(state)

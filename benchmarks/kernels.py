@@ -212,7 +212,7 @@ KERNELS = (
 
 
 def find(names: tuple[str, ...]) -> list[Kernel]:
-    """The named kernels, all without names; LookupError on a wrong one."""
+    """The named kernels, all without names; OptionError on a wrong one."""
     return chosen("kernels", KERNELS, names)
 
 

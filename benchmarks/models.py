@@ -310,5 +310,5 @@ MODELS = (
 
 
 def find(names: tuple[str, ...]) -> list[Model]:
-    """The named models in the order of the table, all without names; LookupError on a wrong one."""
+    """The named models in the order of the table, all without names; OptionError on a wrong one."""
     return chosen("models", MODELS, names)

@@ -8,6 +8,10 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 
+class OptionError(LookupError):
+    """A name that an option of the command line cannot take."""
+
+
 class Named(Protocol):
     """A model or a kernel."""
 
@@ -58,12 +62,12 @@ class Options:
 def chosen(kind: str, table: Sequence[Chosen], names: Sequence[str]) -> list[Chosen]:
     """The named entries in the order of the table, all without names.
 
-    Raises LookupError for a name that is not in the table.
+    Raises OptionError for a name that is not in the table.
     """
     known = [entry.name for entry in table]
     wrong = sorted({*names} - {*known})
     if wrong:
-        raise LookupError(f"unknown {kind} {wrong}; known: {', '.join(known)}")
+        raise OptionError(f"unknown {kind} {wrong}; known: {', '.join(known)}")
     return [entry for entry in table if not names or entry.name in names]
 
 

@@ -57,6 +57,24 @@ def test_nothing_is_begun_after_the_deadline() -> None:
     assert [item for item, _, _ in found] == ["hang"]
 
 
+@pytest.mark.parametrize(
+    ("option", "value", "message"),
+    [
+        ("--backends", "eager,cpugrap", "no backend 'cpugrap'; known: "),
+        ("--backends", "cpugraph:freeze", "expected option=value, got 'freeze'"),
+        ("--dtype", "float31", "'float31' is no dtype"),
+        ("--layers", "1,x", "'x' is not a whole number above 0"),
+        ("--models", "resnet5", "unknown models ['resnet5']; known: "),
+    ],
+)
+def test_a_wrong_option_is_named(
+    option: str, value: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main.main(["models", option, value, "--out", str(tmp_path)])
+    assert ended.value.code == 2 and message in capsys.readouterr().err
+
+
 class Quiet:
     """A progress without a screen."""
 
