@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import re
+import shlex
 from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
@@ -23,7 +24,7 @@ from dicp.conformance.suite.files import read_case_file
 from dicp.conformance.suite.generated import StoredCases
 from dicp.conformance.suite.history import kept
 from dicp.conformance.suite.plan import log_row, logger
-from dicp.conformance.suite.reference import computed, write
+from dicp.conformance.suite.reference import OperatorData, computed, write
 from dicp.conformance.suite.reports import cells
 from dicp.conformance.suite.runs import CaseUnit, Runner
 from dicp.conformance.suite.sources import cases_of, chosen, model_file
@@ -148,6 +149,22 @@ def test_data_are_made_again_when_their_case_file_changes(tmp_path: Path) -> Non
         assert status == 0 and f"{1 - there} cases, " in said, said
         assert f"{there} operators were there" in said
     assert json.loads((tmp_path / "d" / "own.json").read_text())["cases"][0]["call"] == "torch.neg"
+    (tmp_path / "d" / "own.safetensors").unlink()
+    with pytest.raises(ReferenceDataError) as error:
+        OperatorData.read(tmp_path / "d", "own")
+    assert error.value.command.endswith(" ".join(map(shlex.quote, made))), error.value.command
+
+
+def test_the_command_that_makes_data_names_a_recorded_list_of_the_users(tmp_path: Path) -> None:
+    (tmp_path / "my net.json").write_text(
+        '{"case": [{"name": "own", "call": "torch.relu", "dtypes": ["float32"],'
+        ' "tensors": {"0": {"shape": [[2, 3]]}}}]}'
+    )
+    given = ("--model_name", str(tmp_path / "my net.json"), "--data", str(tmp_path / "d"))
+    with pytest.raises(ReferenceDataError) as error:
+        run("run_test", *given)
+    words = shlex.split(error.value.command)[3:]
+    assert run(*words)[0] == 0 and (tmp_path / "d" / "my net" / "own.json").exists()
 
 
 def test_a_backend_from_case_file_to_report(tmp_path: Path) -> None:
@@ -226,7 +243,7 @@ def test_an_operand_named_out_reaches_the_backend(model: str) -> None:
 
 def test_what_is_missing_or_unknown_is_named(tmp_path: Path) -> None:
     data = ("--data", str(tmp_path))
-    with pytest.raises(ReferenceDataError, match="gen_data --data .* --fname rotary_embedding"):
+    with pytest.raises(ReferenceDataError, match="gen_data --fname rotary_embedding --data .*"):
         run("run_test", "--fname", "rotary_embedding", *data)
     status, said = run("run_test", "--fname", "rotary_embeding", *data)
     assert status == 2 and "the nearest is 'rotary_embedding'" in unframed(said)

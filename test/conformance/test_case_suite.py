@@ -246,7 +246,7 @@ def test_damaged_data_are_refused(tmp_path: Path, file: str) -> None:
     data = bytearray(path.read_bytes())
     data[-20] ^= 1
     path.write_bytes(data)
-    with pytest.raises(ReferenceDataError, match=r"add\..*gen_data --fname add"):
+    with pytest.raises(ReferenceDataError, match=rf"add\..*gen_data --fname add --data {tmp_path}"):
         OperatorData.read(tmp_path, "add")
     assert not is_current(tmp_path, "add", {}), "gen_data makes them again"
 

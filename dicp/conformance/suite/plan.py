@@ -20,6 +20,7 @@ from dicp.conformance.suite.sources import (
     UnknownOperatorError,
     chosen,
     made_from,
+    making_command,
     model_entries,
     operator_names,
 )
@@ -132,11 +133,7 @@ def _with_data(patterns: Sequence[str], folder: Path, model: str) -> list[str]:
         names = chosen(patterns, there)  # says so if there is no such operator
         known = []
     if not names or not known:
-        command = "python -m dicp.conformance gen_data"
-        if model:
-            command += f" --data {folder.parent} --model_name {Path(model).stem}"
-        else:
-            command += f" --data {folder} --fname {patterns[0]}"
+        command = making_command(folder, patterns, {"model": model})
         raise ReferenceDataError(folder, "it holds no data of these operators", command)
     return names
 

@@ -18,6 +18,7 @@ from safetensors.torch import load, save
 
 from dicp.conformance.suite.case import Case, function
 from dicp.conformance.suite.codec import Decoder, Encoder
+from dicp.conformance.suite.sources import making_command
 from dicp.errors import ReferenceDataError
 from dicp.op_tools.cases import NotStorableError
 from dicp.testing.evaluation import Call, Results, copied, evaluate, in_float64
@@ -164,11 +165,10 @@ class OperatorData:
         try:
             data = tensors.read_bytes()
         except OSError as error:
-            raise ReferenceDataError(tensors, f"it cannot be read: {error}", _command(operator)) \
-                from None  # fmt: skip
+            raise _unusable(tensors, f"it cannot be read: {error}", operator, head) from None
         if _digest(data, head["cases"]) != head["digest"]:
             problem = f"it is damaged: its digest is another than {path.name} says"
-            raise ReferenceDataError(tensors, problem, _command(operator))
+            raise _unusable(tensors, problem, operator, head)
         return cls(operator, head, data)
 
     @property
@@ -190,15 +190,16 @@ def _head(path: Path) -> Json:
         version = head["format"]
     except (OSError, ValueError, KeyError, TypeError) as error:
         problem = f"it cannot be read: {type(error).__name__}: {error}"
-        raise ReferenceDataError(path, problem, _command(path.stem)) from None
+        raise _unusable(path, problem, path.stem, {}) from None
     if version != FORMAT:
         problem = f"it has version {version}, this release reads version {FORMAT}"
-        raise ReferenceDataError(path, problem, _command(path.stem))
+        raise _unusable(path, problem, head.get("operator", path.stem), head)
     return head
 
 
-def _command(operator: str) -> str:
-    return f"python -m dicp.conformance gen_data --fname {operator}"
+def _unusable(path: Path, problem: str, operator: str, head: Json) -> ReferenceDataError:
+    command = making_command(path.parent, [operator], head.get("made", {}))
+    return ReferenceDataError(path, problem, command)
 
 
 def _digest(data: bytes, forms: list[Json]) -> str:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable, Iterator, Sequence
+import shlex
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from fnmatch import translate
 from functools import cache
@@ -94,7 +95,23 @@ def made_from(
     known = model_entries(Path(model)) if model else file_entries(folder)
     files = {entry.path for entry in known.get(operator, [])}
     digests = sorted(hashlib.sha256(path.read_bytes()).hexdigest() for path in files)
-    return {"samples": samples, "device": device, "case_files": digests}
+    own = folder if any(path.parent == Path(folder) for path in files) else ""
+    given = {"cases": own, "model": model}
+    return {
+        "samples": samples, "device": device, "case_files": digests,
+        **{name: value for name, value in given.items() if value},
+    }  # fmt: skip
+
+
+def making_command(folder: Path, operators: Sequence[str], made: Mapping[str, Any]) -> str:
+    """The command that makes operators' reference data; `made`: as `made_from` returns it."""
+    words = ["python", "-m", "dicp.conformance", "gen_data", "--fname", *operators]
+    model, cases = Path(made.get("model", "")), made.get("cases")
+    if model.name:  # whose data lie in a folder of its own
+        folder = folder.parent
+        words += ["--model_name", model.stem if model.parent == MODELS else str(model)]
+    words += ["--cases", cases] if cases else []
+    return shlex.join([*words, "--data", str(folder)])
 
 
 class UnknownOperatorError(ValueError):
