@@ -113,11 +113,13 @@ class _UnitRun:
             said = fatal_error_text(errors.read())
             how = f"{how}\n{said}" if said else how
             if running is not None:
-                self._row(running, "crashed", how, self.test_seconds if "hangs" in how else 0.0)
+                seconds = self.test_seconds if "hangs" in how else 0.0
+                self._row(running["began"], *(running.get("fatal") or ("crashed", how, seconds)))
             return how
 
-    def _follow(self, process: subprocess.Popen[str]) -> tuple[list[str] | None, bool, str]:
-        """Report results as they come. The test that still ran, whether all ended, and why not."""
+    def _follow(self, process: subprocess.Popen[str]) -> tuple[dict[str, Any] | None, bool, str]:
+        """Report results as they come. What the process told of the test that still ran as that
+        began (`fatal`: its row in place of a crash), whether all ended, and why not."""
         told: queue.Queue[Any] = queue.Queue()
         assert process.stdout is not None
         threading.Thread(target=_listen, args=(process.stdout, told), daemon=True).start()
@@ -136,7 +138,7 @@ class _UnitRun:
             if "tests" in event:
                 self.tests = self.tests or event["tests"]
             elif "began" in event:
-                running = event["began"]
+                running = event
             elif "row" in event:
                 running = None
                 self._row(*event["row"])

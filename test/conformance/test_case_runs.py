@@ -214,6 +214,28 @@ def test_a_skip_whose_case_passes_fails_under_strict(tmp_path: Path) -> None:
     assert (strict.outcome(wrong).result, strict.outcome(wrong).reason) == ("skipped", "as it was")
 
 
+def test_a_skip_of_a_case_that_ends_its_process_is_used_under_strict(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text(
+        "import os\nfrom dicp.conformance.suite.runs import Runner\n"
+        "Runner._run = lambda *_: os.abort()\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{ROOT}")
+    data = tmp_path / "data"
+    write(data, "neg", [unary("neg"), unary("neg", "float64")], "cpu", {})
+    (tmp_path / "device_config.toml").write_text(
+        '[[skip]]\noperator = "neg"\ndtype = "float64"\nreason = "it ends the process"\n'
+    )
+    status, said = run(
+        "run_test", "--device", "cpu", "--data", str(data), "--impl_folder", str(tmp_path),
+        "--strict", "--test_result_path", str(tmp_path / "report.xlsx"),
+    )  # fmt: skip
+    assert status == 1 and "0 passed, 0 failed, 1 skipped, 1 crashed" in said, said
+    assert "neg skipped: it ends the process (case float64-0)" in said
+    assert "a skip matches no case" not in said
+
+
 def test_an_error_of_the_device_is_a_failed_case() -> None:
     reference = computed(unary("neg"))
     broken = replace(reference, case=replace(reference.case, call="torch.chunk"))

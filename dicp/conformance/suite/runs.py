@@ -92,28 +92,34 @@ class Runner:
         if self.backend is not None:
             torch.compile(torch.neg, backend=self.backend)
 
+    def skipped(self, case: Case) -> Outcome | None:
+        """What a case comes to that the configuration skips; None for one that it lets run."""
+        skip = self.settings.skip_of(case)
+        if skip is None:
+            return None
+        return Outcome("skipped", skip.reason, {**_details(case), "skip_line": skip.line})
+
     def outcome(self, reference: Reference) -> Outcome:
         """Whether the case passes; a case that the configuration skips runs only under `strict`."""
-        case = reference.case
-        details: dict[str, Any] = {
-            "case": str(case), "operator": case.name, "key": case.key, "dtype": case.dtype,
-            "shapes": [list(operand.shape) for operand in case.operands],
-        }  # fmt: skip
-        if case.dtype in self.unit.filter_dtype:
-            return Outcome("skipped", f"--filter_dtype {case.dtype}", details)
-        skip = self.settings.skip_of(case)
-        if skip is not None:
-            details["skip_line"] = skip.line
-            if not self.unit.strict:
-                return Outcome("skipped", skip.reason, details)
+        details = _details(reference.case)
+        if reference.case.dtype in self.unit.filter_dtype:
+            return Outcome("skipped", f"--filter_dtype {reference.case.dtype}", details)
+        skipped = self.skipped(reference.case)
+        if skipped is not None and not self.unit.strict:
+            return skipped
         try:
             found = self._run(reference)
         except Exception as error:
-            if skip is not None:
-                return Outcome("skipped", skip.reason, details)
+            if skipped is not None:
+                return skipped
             text = f"{type(error).__name__}: {str(error)[:1500]}"
             return Outcome("failed", f"eager has a result, and here is an error: {text}", details)
-        return _with_skip(found, skip.reason if skip else None, details)
+        if skipped is None:
+            return replace(found, details={**details, **found.details})
+        details = {**skipped.details, **found.details}
+        if found.result != "passed":
+            return replace(skipped, details=details)
+        return Outcome("failed", f"it passes, and is skipped: {skipped.reason}", details)
 
     def _run(self, reference: Reference) -> Outcome:
         case = reference.case
@@ -199,13 +205,11 @@ class Runner:
         return {"values": text[:PRINTED_CHARACTERS]}
 
 
-def _with_skip(found: Outcome, reason: str | None, details: Mapping[str, Any]) -> Outcome:
-    """A case that is skipped and passes is a failure; it ran for that alone."""
-    if reason is not None and found.result == "passed":
-        found = replace(found, result="failed", reason=f"it passes, and is skipped: {reason}")
-    elif reason is not None:
-        found = replace(found, result="skipped", reason=reason)
-    return replace(found, details={**details, **found.details})
+def _details(case: Case) -> dict[str, Any]:
+    return {
+        "case": str(case), "operator": case.name, "key": case.key, "dtype": case.dtype,
+        "shapes": [list(operand.shape) for operand in case.operands],
+    }  # fmt: skip
 
 
 def channels_last(value: Tensor) -> Tensor:

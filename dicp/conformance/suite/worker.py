@@ -24,7 +24,8 @@ from dicp.conformance.suite.runs import CaseUnit, Outcome, Runner
 from dicp.conformance.suite.sources import cases_of, made_from
 from dicp.errors import ReferenceDataError
 
-Test = tuple[list[str], Callable[[], Outcome]]
+Test = tuple[list[str], Callable[[], Outcome], Outcome | None]
+"""Its name, what runs it, and its outcome if it ends the process; None: it has crashed."""
 
 
 def main() -> None:
@@ -39,10 +40,10 @@ def main() -> None:
     kinds = {"gen_data": _generated, "run_test": _compared}
     names, tests = kinds[unit.task](unit)
     tell(tests=names)
-    for name, test in tests:
+    for name, test, fatal in tests:
         if name in done:
             continue
-        tell(began=name)
+        tell(began=name, fatal=fatal and [fatal.result, fatal.reason, 0.0, fatal.details])
         start = time.perf_counter()
         try:
             outcome = test()
@@ -67,7 +68,7 @@ def _generated(unit: CaseUnit) -> tuple[list[list[str]], Iterator[Test]]:
         return Outcome("passed", "", details)
 
     names = [["", operator] for operator in unit.operators]
-    return names, (([*name], partial(one, name[1])) for name in names)
+    return names, (([*name], partial(one, name[1]), None) for name in names)
 
 
 def _compared(unit: CaseUnit) -> tuple[list[list[str]], Iterator[Test]]:
@@ -79,10 +80,11 @@ def _compared(unit: CaseUnit) -> tuple[list[list[str]], Iterator[Test]]:
     def tests() -> Iterator[Test]:
         for operator, one in data.items():
             if isinstance(one, ReferenceDataError):
-                yield [operator, ""], partial(Outcome, "failed", str(one))
+                yield [operator, ""], partial(Outcome, "failed", str(one)), None
                 continue
             for reference in one.references():
-                yield [operator, reference.case.key], partial(runner.outcome, reference)
+                name = [operator, reference.case.key]
+                yield name, partial(runner.outcome, reference), runner.skipped(reference.case)
 
     names = [
         [operator, key]
