@@ -38,7 +38,6 @@ from dicp.dynamo_bridge.own_decompositions import (
     NORM_WEIGHTS,
     NUMBER_OPERANDS,
     OWN,
-    SCATTERS,
     affine_grid,
     broadcast_complex,
     dropout,
@@ -53,13 +52,12 @@ from dicp.dynamo_bridge.own_decompositions import (
     pad,
     polygamma_in_place,
     spaced_in_float64,
-    undecomposed,
     unless_empty,
     unless_of_one_row,
     with_converted_number,
-    with_gaps,
 )
 from dicp.dynamo_bridge.thresholds import MANY_CORE_RULES
+from dicp.dynamo_bridge.written_views import SCATTERS, undecomposed, with_gaps
 from dicp.effects import op_name
 from dicp.errors import FallbackWarning
 from dicp.operator_choice import OperatorChoice
