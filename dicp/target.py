@@ -72,6 +72,9 @@ class Facts:
     """Whether programs take symbolic sizes; else each set of sizes gets a graph of its own."""
     keep: frozenset[Any] = frozenset()
     """ATen overloads that are not decomposed for the target."""
+    in_float32: Mapping[Any, frozenset[torch.dtype]] = field(default_factory=dict)
+    """ATen overloads that are computed in float32, and the dtypes of which their results are: those
+    for which the target's library has no kernels."""
     fusions: frozenset[str] = frozenset()
     """Names of the graph-level pattern families the target wants."""
     fast_signed_int8: bool = False

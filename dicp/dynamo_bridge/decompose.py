@@ -57,6 +57,7 @@ from dicp.dynamo_bridge.own_decompositions import (
     with_converted_number,
 )
 from dicp.dynamo_bridge.thresholds import MANY_CORE_RULES
+from dicp.dynamo_bridge.widening import in_float32
 from dicp.dynamo_bridge.written_views import SCATTERS, undecomposed, with_gaps
 from dicp.effects import op_name
 from dicp.errors import FallbackWarning
@@ -159,6 +160,8 @@ def decompositions(target: Target, choice: OperatorChoice | None = None) -> dict
         for op in correction.ops:
             if op in table or correction.whole:
                 table[op] = correction.corrected(op, table.get(op, undecomposed))
+    for op, dtypes in target.facts.in_float32.items():
+        table[op] = in_float32(op, dtypes, table.get(op, undecomposed))
     for op in list(table) if choice else ():
         assert choice is not None
         if choice.wants_eager(op) or (choice.wants_native(op) and not choice.prefers):

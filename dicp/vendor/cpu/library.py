@@ -11,9 +11,42 @@ from dicp.loop.ir.index import Size
 from dicp.loop.lowering import Lowering, RuleTable, Value
 from dicp.loop.lowering.layout import is_dense
 from dicp.loop.lowering.library import rows_of
+from dicp.torch_private import ATTENTION_BACKWARD, ATTENTION_FORWARD
 from dicp.vendor.cpu.calibration import has_onednn_linear
+from dicp.vendor.cpu.toolchain import has_feature
 
 aten = torch.ops.aten
+
+
+CONVOLUTIONS = (aten.convolution.default, aten.convolution_backward.default)
+PRODUCTS = (aten.mm.default, aten.addmm.default, aten.bmm.default, ATTENTION_FORWARD,
+            ATTENTION_BACKWARD)  # fmt: skip
+
+
+def has_kernels(dtype: torch.dtype) -> bool:
+    """Whether oneDNN has kernels for a float `dtype` on this processor.
+
+    PyTorch multiplies 16-bit floats one after another where it has none.
+    """
+    if not torch.backends.mkldnn.is_available():
+        return False
+    if dtype == torch.bfloat16:
+        return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    return dtype == torch.float32 or bool(torch.ops.mkldnn._is_mkldnn_fp16_supported())
+
+
+def in_float32() -> dict[Any, frozenset[torch.dtype]]:
+    """Operators that are faster in float32 on this processor, and the dtypes of which they are.
+
+    Products and attention in bfloat16 are our kernels'. On an AMD EPYC (Zen 3), one thread, the
+    library's time over that in float32: convolutions and their gradients 5 to 60 in bfloat16 and
+    float16; products in float16 6 to 130, attention 4.
+    """
+    if not has_feature("avx2"):
+        return {}
+    slow = {dtype for dtype in (torch.bfloat16, torch.float16) if not has_kernels(dtype)}
+    found = {op: frozenset(slow) for op in CONVOLUTIONS}
+    return found | {op: frozenset(slow - {torch.bfloat16}) for op in PRODUCTS}
 
 
 ONEDNN_ACTIVATIONS = {"none": ("none", ""), "relu": ("relu", ""), "gelu": ("gelu", "none"),

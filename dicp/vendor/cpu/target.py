@@ -36,7 +36,7 @@ from dicp.vendor.cpu.calibration import (
     verdict,
 )
 from dicp.vendor.cpu.epilogues import with_epilogues
-from dicp.vendor.cpu.library import LIBRARIES
+from dicp.vendor.cpu.library import LIBRARIES, in_float32
 from dicp.vendor.cpu.render.kernel import render
 from dicp.vendor.cpu.routines import (
     LIBRARY_CALLS,
@@ -114,6 +114,7 @@ class CpuTarget(LoopTarget):
         dtypes=DTYPES,
         symbolic_shapes=True,
         keep=LIBRARY_RULES.ops(),
+        in_float32=in_float32(),
         fusions=frozenset({"layer_norm", "rms_norm", "gelu", "linear", "int8"}),
         attention={"cpu": ATTENTION},
         fast_signed_int8=has_int8_tiles(),

@@ -12,13 +12,14 @@ import torch.nn.functional as F
 from torch import fx
 
 from dicp.target import Facts, options_of_one_row
-from dicp.torch_private import hint_of
+from dicp.torch_private import ATTENTION_FORWARD, hint_of
 from dicp.vendor.cpu.calibration import ShapeClass, shape_class
 from dicp.vendor.cpu.routines import choice
 from dicp.vendor.cpu.routines.common import TYPES, Group, without_parts
 from dicp.vendor.cpu.routines.depthwise import columns_of
 from dicp.vendor.cpu.routines.product import is_split, variant
 
+aten = torch.ops.aten
 PRODUCTS = (F.linear, torch.matmul, operator.matmul, torch.mm, torch.bmm, torch.addmm)
 PRODUCT_METHODS = ("matmul", "mm", "bmm", "addmm")
 GROUPS_OF = {
@@ -33,6 +34,10 @@ SOFTMAX = (F.softmax, torch.softmax, "softmax")
 BETWEEN = (F.dropout, torch.dropout, "to", "type_as", "float", "contiguous")
 """Operators allowed between attention's softmax and its product with values."""
 CONVOLUTIONS = (F.conv1d, F.conv2d, F.conv_transpose1d, F.conv_transpose2d)
+OPERATORS = {**dict.fromkeys((*PRODUCTS, *PRODUCT_METHODS), aten.mm.default),
+             **dict.fromkeys(CONVOLUTIONS, aten.convolution.default),
+             F.scaled_dot_product_attention: ATTENTION_FORWARD}  # fmt: skip
+"""Operator of the user's program -> the ATen operator of its decomposition."""
 GRADIENTS = {"attention": "attention_gradients"}
 """Group -> the additional group that its gradients need."""
 
@@ -47,7 +52,7 @@ def expected_groups(
     found: dict[Group, None] = {}
     channels_last = any(_wants_channels_last(node, facts) for node in _nodes(gm))
     for node in _nodes(gm):
-        value = _tensor(node)
+        value = _computed(node, node, facts)
         if value is None or value.dtype not in TYPES:
             continue
         called: tuple[str, ...] = GROUPS_OF.get(_operator(node), ())
@@ -122,9 +127,16 @@ def _is_attention(node: fx.Node) -> bool:
     return isinstance(weights, fx.Node) and _operator(weights) in SOFTMAX
 
 
+def _computed(node: fx.Node, value: Any, facts: Facts) -> torch.Tensor | None:
+    """The tensor of `value`, a node, in the dtype that the operator of `node` is computed in."""
+    tensor = _tensor(value)
+    dtypes = facts.in_float32.get(OPERATORS.get(_operator(node)), ())
+    return tensor.detach().float() if tensor is not None and tensor.dtype in dtypes else tensor
+
+
 def _wants_channels_last(node: fx.Node, facts: Facts) -> bool:
     """Whether `node` is a 2-d convolution that makes those of its graph channels-last."""
-    filters = _tensor(_argument(node, 1, "weight", None))
+    filters = _computed(node, _argument(node, 1, "weight", None), facts)
     if _operator(node) not in CONVOLUTIONS or filters is None or filters.ndim != 4:
         return False
     return facts.wants_channels_last(filters, _argument(node, 6, "groups", 1))
@@ -138,7 +150,8 @@ def _groups_of_convolution(
     `channels_last`: whether 2-d images are. The gradients of a transposed convolution are library
     calls.
     """
-    x, w = (_tensor(_argument(node, *which)) for which in ((0, "input", None), (1, "weight", None)))
+    given = (_argument(node, 0, "input", None), _argument(node, 1, "weight", None))
+    x, w = (_computed(node, each, facts) for each in given)
     if x is None or w is None or x.ndim != out.ndim:
         return
     if x.ndim == w.ndim - 1:  # an image without a batch
