@@ -67,19 +67,20 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 @pytest.mark.parametrize("spread", [0.0, 0.1, 0.2])
 @pytest.mark.parametrize(
-    ("ratio", "vendor", "library"),
+    ("ratio", "model", "library"),
     [
-        (2.0, "another vendor", "onednn"), (0.95, "another vendor", "blas"),
-        (1.05, "another vendor", "blas"), (2.0, "AuthenticAMD", "onednn"),
-        (1.05, "AuthenticAMD", "onednn"), (0.6, "AuthenticAMD", "blas"),
+        (2.0, "another vendor|fpu", "onednn"), (0.95, "another vendor|fpu", "blas"),
+        (1.05, "another vendor|fpu", "blas"), (2.0, "AuthenticAMD|avx512f", "onednn"),
+        (1.05, "AuthenticAMD|avx512f", "onednn"), (0.6, "AuthenticAMD|avx512f", "blas"),
+        (1.05, "AuthenticAMD|avx2", "blas"),
     ],
 )  # fmt: skip
 def test_machines_get_their_library_under_noise(
-    clock: Clock, monkeypatch: pytest.MonkeyPatch, ratio: float, vendor: str, library: str,
+    clock: Clock, monkeypatch: pytest.MonkeyPatch, ratio: float, model: str, library: str,
     spread: float,
 ) -> None:  # fmt: skip
     """Zen 4 has ratios of 2 and 1.1, Sapphire Rapids one of 0.95: never a matter of the moment."""
-    monkeypatch.setattr(calibration, "cpu_model", lambda: f"{vendor}|a name|fpu")
+    monkeypatch.setattr(calibration, "cpu_model", lambda: model)
     ways = clock(ratio, spread)
     verdicts = [decide(*ways) for _ in range(50)]
     assert {v.library for v in verdicts} == {library}
@@ -88,12 +89,16 @@ def test_machines_get_their_library_under_noise(
 
 
 @pytest.mark.parametrize(
-    ("vendor", "library"), [("AuthenticAMD", "onednn"), ("GenuineIntel", "blas")]
-)
+    ("model", "library"),
+    [
+        ("AuthenticAMD|a name|avx2 avx512f", "onednn"), ("AuthenticAMD|a name|avx2", "blas"),
+        ("GenuineIntel|a name|avx2 avx512f", "blas"),
+    ],
+)  # fmt: skip
 def test_what_stays_unstable_follows_the_table_and_is_not_kept(
-    clock: Clock, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, vendor: str, library: str
+    clock: Clock, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, model: str, library: str
 ) -> None:
-    monkeypatch.setattr(calibration, "cpu_model", lambda: f"{vendor}|a name|fpu")
+    monkeypatch.setattr(calibration, "cpu_model", lambda: model)
     ways = clock(LIBRARY_MARGIN[library], 0.5)
     found = decide(*ways)
     assert (found.library, found.stable) == (library, False) and "unstable" in str(found)
