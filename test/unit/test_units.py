@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from dicp.cache import Cache
 from dicp.config import Config
 from dicp.errors import CompilerError
 from dicp.toolchain import find_compiler
+from dicp.torch_private import ATTENTION_FORWARD
 from dicp.vendor.cpu import target as target_module
 from dicp.vendor.cpu import units as units_module
 from dicp.vendor.cpu.calibration import Verdict
@@ -28,7 +30,8 @@ from dicp.vendor.cpu.routines import Group, choice, expected_groups, product
 from dicp.vendor.cpu.thresholds import WIDE_CONVOLUTIONS
 from dicp.vendor.cpu.units import Begun, Units
 
-FACTS = target_module.CpuTarget.facts
+aten = torch.ops.aten
+FACTS = replace(target_module.CpuTarget.facts, in_float32={})
 PRODUCT, ATTENTION = Group("product", ""), Group("attention", "")
 
 
@@ -92,6 +95,24 @@ def test_routines_are_told_from_the_operators(
         if dtype == torch.bfloat16 and not pairs and "product_transposed" in names:
             known = {Group.of("product", dtype)}
         assert sorted(expected_groups(gm, train, FACTS, lambda which: True)) == sorted(known)
+
+
+@pytest.mark.parametrize("train", [False, True], ids=["inference", "training"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+def test_routines_of_what_is_computed_in_float32_are_told(train: bool, dtype: torch.dtype) -> None:
+    halves = frozenset({torch.bfloat16, torch.float16})
+    operators = (aten.convolution.default, aten.mm.default, ATTENTION_FORWARD)
+    facts = replace(FACTS, in_float32=dict.fromkeys(operators, halves))
+    gradients: tuple[list[str], ...] = (["convolution_filters"], [], ["attention_gradients"])
+    for function, shapes, name, more in zip(
+        (F.conv2d, F.linear, attend),
+        (((1, 2, 8, 8), (3, 2, 3, 3)), ((100, 8), (6, 8)), ((1, 2, 8, 4),)),
+        ("convolution", "product", "attention"), gradients, strict=True,
+    ):  # fmt: skip
+        gm = graph_of(function, *(torch.randn(s, dtype=dtype) for s in shapes))
+        names = [name, *(more if train else [])] if dtype in halves else []
+        told = expected_groups(gm, train, facts, lambda which: True)
+        assert sorted(told) == sorted(Group(n, "") for n in names)
 
 
 @pytest.mark.parametrize(

@@ -47,8 +47,8 @@ PROBLEMS: Mapping[ShapeClass, tuple[int, int, int]] = {
 }
 """Class of shapes -> rows, depth and columns of the product that stands for it."""
 SLOW_BLAS_VENDORS = ("AuthenticAMD", "HygonGenuine")
-"""Vendors on whose processors MKL multiplies with AVX2 although they have AVX-512: oneDNN is the
-faster library in float32 there. On an AMD EPYC with AVX2 only (Zen 3) it is 0.84 to 0.90 as fast."""
+"""Vendors on whose processors MKL multiplies with AVX2 although they have AVX-512, so that oneDNN
+is faster in float32. On an AMD EPYC with AVX2 only (Zen 3) it is 0.84 to 0.90 as fast as MKL."""
 FASTER_ON_TILES: Library = "own"
 """Who multiplies faster on tile registers: on an Intel Xeon (Emerald Rapids), the one processor of
 the kind that was measured, we have 0.93 to 2.3 of oneDNN's speed, by class of products."""
