@@ -58,6 +58,22 @@ def test_softmax_keeps_its_exponentials_for_the_last_sweep() -> None:
     assert "scratch" not in wide, "too long a row for scratch memory"
 
 
+@pytest.mark.parametrize("width", [64, 100_000], ids=["short", "long"])
+@pytest.mark.parametrize("dim", [0, 1])
+@pytest.mark.parametrize("name", ["amax", "amin"])
+def test_what_is_compared_with_its_extremum_is_computed_once(
+    name: str, dim: int, width: int
+) -> None:
+    """Twice computed, its last bit may differ, and no element may equal the extremum."""
+
+    def equal(x: Tensor) -> Tensor:
+        y = x.log1p()
+        return y == getattr(y, name)(dim, keepdim=True)
+
+    tests = [line for line in text_of(equal, torch.ones(8, width)).splitlines() if "eq(" in line]
+    assert len(tests) == 1 and "log1p" not in tests[0], tests
+
+
 @pytest.mark.parametrize("dim, place", [(0, "128*v0 + v1"), (1, "v0 + 128*v1")])
 def test_reductions_store_along_the_memory_that_they_load(dim: int, place: str) -> None:
     """Another kernel transposes: stores across memory fall into one set of the cache where rows are

@@ -25,6 +25,7 @@ from dicp.loop.ir.kernel import (
     Stmt,
     Store,
 )
+from dicp.loop.passes.compared import store_compared
 from dicp.loop.passes.in_place import scatter_in_place
 from dicp.loop.passes.inline import cost_of, inline
 from dicp.loop.schedule.form import FormChooser
@@ -62,6 +63,7 @@ def schedule(
     stride are copied first.
     """
     scatter_in_place(graph)
+    store_compared(graph)
     inline(graph)
     groups = fuse(graph, fuse_kernels, cross_row)
     if transposes:
