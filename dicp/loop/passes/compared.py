@@ -8,10 +8,11 @@ from dicp.loop.ir.expr import Expr, Load, walk
 from dicp.loop.ir.graph import Compute, Graph
 
 EXTREMA = ("max", "min")
+COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge")
 
 
 def store_compared(graph: Graph) -> None:
-    """Mark as stored what is tested for equality with its own maximum or minimum.
+    """Mark as stored what is compared with its own maximum or minimum.
 
     The gradient of an extremum asks which elements equal it. Another loop may compute them with
     another last bit, as vectors and remaining elements have functions of their own: none would be
@@ -21,7 +22,7 @@ def store_compared(graph: Graph) -> None:
         if not isinstance(node, Compute):
             continue
         for test in walk(node.body):
-            if test.op in ("eq", "ne"):
+            if test.op in COMPARISONS:
                 compared = set(_producers(test))
                 for extremum in compared:
                     if extremum.kind == "reduce" and extremum.op in EXTREMA:
