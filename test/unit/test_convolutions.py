@@ -14,7 +14,7 @@ from torch import Tensor
 
 from dicp.dynamo_bridge.backend import Backend
 from dicp.vendor.cpu.routines import choice
-from dicp.vendor.cpu.thresholds import EAGER_IM2COL_PIXELS
+from dicp.vendor.cpu.thresholds import EAGER_IM2COL_PIXELS, WIDE_CONVOLUTIONS
 
 pytestmark = [pytest.mark.sweep, pytest.mark.usefixtures("shared_builds")]
 
@@ -191,7 +191,7 @@ def test_larger_convolutions(tmp_path: Path) -> None:
     def kernel(filters: int, taps: int, small: bool) -> str:
         if taps == 1 and not small:
             return "product"
-        return "im2col" if small or filters >= choice.limits().filters else "convolution"
+        return "im2col" if small or filters >= WIDE_CONVOLUTIONS.filters else "convolution"
 
     for image, filters, stride in (
         ((1, 64, 61, 40), (44, 64, 3, 3), 1),

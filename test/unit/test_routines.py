@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from dicp.config import Config
 from dicp.dynamo_bridge.compile_fx import compile_fx
 from dicp.loop.lowering import RuleTable
 from dicp.target import LowerContext
-from dicp.vendor.cpu import CpuTarget
+from dicp.vendor.cpu import CpuTarget, library
 from dicp.vendor.cpu.calibration import PROBLEMS
 from dicp.vendor.cpu.routines import choice, product
 from dicp.vendor.cpu.routines.product import variant
@@ -39,8 +40,10 @@ def named(routine: str, dtype: torch.dtype) -> str:
 
 
 class PastBlas(CpuTarget):
-    """The host where BLAS is the slower library, and convolutions are chosen as with AVX-512,
-    whatever this one is."""
+    """The host where BLAS is the slower library, oneDNN has kernels for bfloat16, and convolutions
+    are chosen as with AVX-512, whatever this one is."""
+
+    facts = replace(CpuTarget.facts, in_float32={})
 
     def __init__(self) -> None:
         super().__init__()
@@ -50,7 +53,10 @@ class PastBlas(CpuTarget):
         return rules_by(frozenset(PROBLEMS), frozenset(PROBLEMS))
 
     def lower(self, gm: fx.GraphModule, context: LowerContext) -> Any:
-        with mock.patch.object(choice, "limits", lambda: WIDE_CONVOLUTIONS):
+        with (
+            mock.patch.object(choice, "limits", lambda: WIDE_CONVOLUTIONS),
+            mock.patch.object(library, "has_kernels", lambda dtype: True),
+        ):
             program = super().lower(gm, context)
         self.steps += [str(s.get("kernel", s.get("call"))) for s in program.serialized["steps"]]
         return program
