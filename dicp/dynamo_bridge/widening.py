@@ -12,8 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dicp import torch_private
 from dicp.dynamo_bridge.thresholds import MAX_NARROW_ROWS
-from dicp.torch_private import ATTENTION_FORWARD, OpOverload, hint_of, pytree
+from dicp.torch_private import ATTENTION_FORWARD, OpOverload, pytree
 
 aten = torch.ops.aten
 LEFT_OPERANDS = {aten.mm.default: 0, aten.addmm.default: 1}
@@ -57,4 +58,5 @@ def _has_few_rows(op: OpOverload, args: tuple[Any, ...]) -> bool:
     if op not in LEFT_OPERANDS:
         return False
     left, right = args[LEFT_OPERANDS[op] :][:2]
-    return hint_of(left.shape[0]) <= MAX_NARROW_ROWS and hint_of(right.stride(0)) == 1
+    rows, step = map(torch_private.hint_of, (left.shape[0], right.stride(0)))
+    return rows <= MAX_NARROW_ROWS and step == 1
