@@ -20,7 +20,7 @@ from dicp.op_tools.frame import Call, Proceed
 from dicp.op_tools.gradients import Gradients, InputEdges, watch
 from dicp.op_tools.held import HeldInputs, versions_of
 from dicp.op_tools.names import is_constructor, overwrites
-from dicp.op_tools.overwriting import differentiable_result, written
+from dicp.op_tools.overwriting import written
 from dicp.op_tools.records import CallId, CallSite, heading, logger
 from dicp.op_tools.reference import (
     CPU,
@@ -165,7 +165,7 @@ class OpAutoCompare(FeatureWithRecords[Record]):
 
     def around(self, call: Call, proceed: Proceed) -> Any:
         args, kwargs = call.args, call.kwargs
-        edges = InputEdges.of(args, kwargs)
+        edges = InputEdges.of(args, kwargs, call.name)
         on_device = any(t.device.type != "cpu" for t in trees.tensors((args, kwargs)))
         compiled = call.operator is not call.func
         rules = reference_rules(call.name)
@@ -312,7 +312,7 @@ class OpAutoCompare(FeatureWithRecords[Record]):
                 with autocast_on(CPU, autocast):
                     self._backward(record, shown, *arguments, found, moves)
 
-        watch(edges, differentiable_result(call.name, call.args, result), arrived)
+        watch(edges, result, arrived)
 
     def _backward(
         self, record: Record, call: Call, args: Any, kwargs: Any, found: Gradients,

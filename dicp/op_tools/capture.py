@@ -17,7 +17,6 @@ from dicp.op_tools.draws import Draws
 from dicp.op_tools.frame import Call, Feature, Proceed
 from dicp.op_tools.gradients import Gradients, InputEdges, watch
 from dicp.op_tools.names import reads_memory
-from dicp.op_tools.overwriting import differentiable_result
 from dicp.op_tools.records import logger
 from dicp.op_tools.reference import autocast_name
 from dicp.op_tools.results import FOLDER
@@ -95,7 +94,7 @@ class OpCapture(Feature):
         rows = argument_rows(call)
         given = {"args": call.args, "kwargs": call.kwargs}
         self.save(folder / "input", given, facts, whole=reads_memory(call.name))
-        edges = InputEdges.of(call.args, call.kwargs)
+        edges = InputEdges.of(call.args, call.kwargs, call.name)
         draws = Draws.of(call.operator, call.args, call.kwargs)
         result = proceed(call)
         if draws.has_drawn(call.name):
@@ -104,8 +103,7 @@ class OpCapture(Feature):
         outputs = outputs_of(call, result)
         self.save(folder / "output", outputs, facts)
         self.say_arguments(call, [*rows, *result_rows(call.name, outputs)])
-        made = differentiable_result(call.name, call.args, result)
-        watch(edges, made, lambda found: self._gradients(call, folder, facts, found))
+        watch(edges, result, lambda found: self._gradients(call, folder, facts, found))
         return result
 
     def finish(self) -> None:

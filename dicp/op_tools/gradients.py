@@ -16,6 +16,7 @@ import torch
 
 from dicp.op_tools import trees
 from dicp.op_tools.frame import FRAME
+from dicp.op_tools.overwriting import differentiable_result
 from dicp.torch_private import (
     at_end_of_backward,
     is_view_of_another,
@@ -77,9 +78,11 @@ class InputEdges:
     """The number of the first node that the call may record."""
     views: frozenset[int] = frozenset()
     """The ids of inputs that are views: what is written to one changes the node of its base."""
+    assigned: torch.Tensor | None = None
+    """The tensor whose elements the call assigns, if that is what it does."""
 
     @classmethod
-    def of(cls, args: Any, kwargs: Any) -> InputEdges:
+    def of(cls, args: Any, kwargs: Any, operator: str = "") -> InputEdges:
         if not torch.is_grad_enabled():
             return cls([])
         edges: list[tuple[Any, int] | None] = []
@@ -91,7 +94,12 @@ class InputEdges:
                 edges.append((edge.node, edge.output_nr))
             else:
                 edges.append(None)
-        return cls(edges, next_node_number(), frozenset(views))
+        assigned = differentiable_result(operator, args, None)
+        return cls(edges, next_node_number(), frozenset(views), assigned)
+
+    def results(self, outputs: Any) -> list[torch.Tensor]:
+        """The tensors among what the call returns, or those by which autograd knows its result."""
+        return list(trees.tensors(outputs if self.assigned is None else self.assigned))
 
     @property
     def needed(self) -> bool:
@@ -112,7 +120,7 @@ def watch(
     nothing, for a call that autograd did not record, that has more nodes than `most`, or that wrote
     to a view, whose gradient arrives as a part of that of its base.
     """
-    results = list(trees.tensors(outputs))
+    results = edges.results(outputs)
     recorded = _recorded(results)
     if not edges.needed or not recorded or any(id(t) in edges.views for t in results):
         return None
@@ -152,7 +160,7 @@ def nodes_of(
     known = edges.places
     stops = {node for node, _ in known}
     seen: set[Any] = set()
-    starts = (t.grad_fn for t in trees.tensors(outputs))
+    starts = (t.grad_fn for t in edges.results(outputs))
     todo = [node for node in starts if node is not None and node not in stops]
     found = []
     while todo:

@@ -7,7 +7,6 @@ from typing import Any
 from dicp.op_tools.capture import argument_rows, gradient_rows, result_rows
 from dicp.op_tools.frame import Call, Feature, Proceed
 from dicp.op_tools.gradients import Gradients, InputEdges, watch
-from dicp.op_tools.overwriting import differentiable_result
 
 
 class OpObserve(Feature):
@@ -19,12 +18,12 @@ class OpObserve(Feature):
 
     def around(self, call: Call, proceed: Proceed) -> Any:
         rows = argument_rows(call)
-        edges = InputEdges.of(call.args, call.kwargs)
+        edges = InputEdges.of(call.args, call.kwargs, call.name)
         result = proceed(call)
         self.say_arguments(call, [*rows, *result_rows(call.name, result)])
 
         def backward(found: Gradients) -> None:
             self.say_arguments(call, gradient_rows(call.name, found), "backward")
 
-        watch(edges, differentiable_result(call.name, call.args, result), backward)
+        watch(edges, result, backward)
         return result

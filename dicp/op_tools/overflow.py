@@ -13,7 +13,6 @@ from dicp.errors import OverflowFoundError
 from dicp.op_tools.capture import argument_rows, gradient_rows, result_rows
 from dicp.op_tools.frame import Call, Feature, Proceed
 from dicp.op_tools.gradients import Gradients, InputEdges, watch
-from dicp.op_tools.overwriting import differentiable_result
 from dicp.op_tools.records import CallId, CallSite, heading, logger
 from dicp.op_tools.tables import table
 from dicp.op_tools.verdict import dense_chunks
@@ -138,7 +137,7 @@ class OpOverflowCheck(Feature):
         self.findings: list[Finding] = []
 
     def around(self, call: Call, proceed: Proceed) -> Any:
-        edges = InputEdges.of(call.args, call.kwargs)
+        edges = InputEdges.of(call.args, call.kwargs, call.name)
         inputs = statistics(argument_rows(call))
         result = proceed(call)
         outputs = statistics(result_rows(call.name, result))
@@ -149,7 +148,7 @@ class OpOverflowCheck(Feature):
             count = len([g for g in found.outputs if g is not None])
             self.check(call, rows[:count], rows[count:], "backward")
 
-        watch(edges, differentiable_result(call.name, call.args, result), backward)
+        watch(edges, result, backward)
         return result
 
     def check(

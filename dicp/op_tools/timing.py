@@ -14,7 +14,6 @@ from dicp.op_tools import trees
 from dicp.op_tools.collectives import outputs_of, wait_for
 from dicp.op_tools.frame import FRAME, Call, Proceed
 from dicp.op_tools.gradients import InputEdges, nodes_of
-from dicp.op_tools.overwriting import differentiable_result
 from dicp.op_tools.records import CallId, CallSite, logger
 from dicp.op_tools.results import FeatureWithRecords, Rows
 from dicp.op_tools.tables import table
@@ -72,7 +71,7 @@ class OpTimeMeasure(FeatureWithRecords[Timing]):
         self.overhead = _overhead()
 
     def around(self, call: Call, proceed: Proceed) -> Any:
-        edges = InputEdges.of(call.args, call.kwargs)
+        edges = InputEdges.of(call.args, call.kwargs, call.name)
         device = device_of((call.args, call.kwargs))
         end = stopwatch(device)
         result = proceed(call)
@@ -85,8 +84,7 @@ class OpTimeMeasure(FeatureWithRecords[Timing]):
         )  # fmt: skip
         self.keep(record)
         self._say_time(record, "forward", spent)
-        made = differentiable_result(call.name, call.args, result)
-        self._watch(record, edges, made, device)
+        self._watch(record, edges, result, device)
         return result
 
     def _watch(self, record: Timing, edges: InputEdges, result: Any, device: torch.device) -> None:
