@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from dicp.loop.ir.expr import Expr, Load, walk
 from dicp.loop.ir.graph import Compute, Graph
 
@@ -18,20 +16,16 @@ def store_compared(graph: Graph) -> None:
     another last bit, as vectors and remaining elements have functions of their own: none would be
     equal then, and the gradient 0 / 0.
     """
-    for node in graph.nodes:
-        if not isinstance(node, Compute):
-            continue
-        for test in walk(node.body):
-            if test.op in COMPARISONS:
-                compared = set(_producers(test))
-                for extremum in compared:
-                    if extremum.kind == "reduce" and extremum.op in EXTREMA:
-                        for value in compared.intersection(_producers(extremum.body)):
-                            value.realize |= value.body.dtype.is_floating_point
+    bodies = (node.body for node in graph.nodes if isinstance(node, Compute))
+    for test in (part for body in bodies for part in walk(body) if part.op in COMPARISONS):
+        compared = _producers(test)
+        for extremum in compared:
+            if extremum.kind == "reduce" and extremum.op in EXTREMA:
+                for value in compared & _producers(extremum.body):
+                    value.realize |= value.body.dtype.is_floating_point
 
 
-def _producers(expr: Expr) -> Iterator[Compute]:
+def _producers(expr: Expr) -> set[Compute]:
     """The computations whose results an expression loads."""
-    for part in walk(expr):
-        if isinstance(part, Load) and isinstance(part.ref.root.producer, Compute):
-            yield part.ref.root.producer
+    loaded = (part.ref.root.producer for part in walk(expr) if isinstance(part, Load))
+    return {producer for producer in loaded if isinstance(producer, Compute)}
