@@ -75,6 +75,9 @@ class Facts:
     in_float32: Mapping[Any, frozenset[torch.dtype]] = field(default_factory=dict)
     """ATen overloads that are computed in float32, and the dtypes of which their results are: those
     for which the target's library has no kernels."""
+    narrow_rows: int = 0
+    """Rows of a product with a column-major matrix, such as weights, up to which it stays in its
+    dtype, as the conversion of the matrix would take longer."""
     fusions: frozenset[str] = frozenset()
     """Names of the graph-level pattern families the target wants."""
     fast_signed_int8: bool = False

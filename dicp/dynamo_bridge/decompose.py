@@ -160,8 +160,8 @@ def decompositions(target: Target, choice: OperatorChoice | None = None) -> dict
         for op in correction.ops:
             if op in table or correction.whole:
                 table[op] = correction.corrected(op, table.get(op, undecomposed))
-    for op, dtypes in target.facts.in_float32.items():
-        table[op] = in_float32(op, dtypes, table.get(op, undecomposed))
+    for op in target.facts.in_float32:
+        table[op] = in_float32(op, target.facts, table.get(op, undecomposed))
     for op in list(table) if choice else ():
         assert choice is not None
         if choice.wants_eager(op) or (choice.wants_native(op) and not choice.prefers):

@@ -32,10 +32,3 @@ KEPT_REPORTS = 256
 """How many compiled graphs a backend reports, the newest."""
 KEPT_PROGRAMS = 16
 """Of these, how many keep their kernels' programs in memory, to show them."""
-MAX_NARROW_ROWS = 2
-"""Rows of a product with a column-major matrix, such as weights, up to which it is not computed in
-float32 where the host's library has no kernels for 16-bit floats.
-
-On an AMD EPYC (Zen 3), one thread, float16, 1024x1024 to 4096x1024 weights, time in float32, with
-the conversion of the weights, over the library's: one row 1.6 to 2.4, two 1.0 to 1.3, three 0.6 to
-1.2, four 0.6 to 0.8, 16 0.4 to 0.5."""

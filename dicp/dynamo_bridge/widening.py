@@ -6,14 +6,14 @@ The result is rounded once, as eager's sums are.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Set
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from dicp import torch_private
-from dicp.dynamo_bridge.thresholds import MAX_NARROW_ROWS
+from dicp.target import Facts
 from dicp.torch_private import ATTENTION_FORWARD, OpOverload, pytree
 
 aten = torch.ops.aten
@@ -21,16 +21,15 @@ LEFT_OPERANDS = {aten.mm.default: 0, aten.addmm.default: 1}
 """Product of two matrices -> the position of its left operand, before the right one's."""
 
 
-def in_float32(
-    op: OpOverload, dtypes: Set[torch.dtype], rule: Callable[..., Any]
-) -> Callable[..., Any]:
-    """`op` in float32, for operands in one of `dtypes`; `rule` for others."""
+def in_float32(op: OpOverload, facts: Facts, rule: Callable[..., Any]) -> Callable[..., Any]:
+    """`op` in float32, for operands of which the target's facts say so; `rule` for others."""
+    dtypes = facts.in_float32[op]
 
     def widened(*args: Any, **kwargs: Any) -> Any:
         given = (args, kwargs)
         floats = (x for x in pytree.tree_leaves(given) if _is_float(x))
         dtype = next((x.dtype for x in floats), None)
-        if dtype not in dtypes or _has_few_rows(op, args):
+        if dtype not in dtypes or _has_few_rows(op, args, facts.narrow_rows):
             return rule(*args, **kwargs)
 
         def wide(x: Any) -> Any:
@@ -52,11 +51,10 @@ def _is_float(x: Any) -> bool:
     return isinstance(x, Tensor) and x.is_floating_point()
 
 
-def _has_few_rows(op: OpOverload, args: tuple[Any, ...]) -> bool:
-    """Whether it is a product of so few rows and a column-major matrix, such as weights, that
-    converting the matrix takes longer than the library does."""
+def _has_few_rows(op: OpOverload, args: tuple[Any, ...], most: int) -> bool:
+    """Whether it is a product of at most so many rows and a column-major matrix."""
     if op not in LEFT_OPERANDS:
         return False
     left, right = args[LEFT_OPERANDS[op] :][:2]
     rows, step = map(torch_private.hint_of, (left.shape[0], right.stride(0)))
-    return rows <= MAX_NARROW_ROWS and step == 1
+    return rows <= most and step == 1

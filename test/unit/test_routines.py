@@ -20,7 +20,7 @@ from dicp.config import Config
 from dicp.dynamo_bridge.compile_fx import compile_fx
 from dicp.loop.lowering import RuleTable
 from dicp.target import LowerContext
-from dicp.vendor.cpu import CpuTarget, library
+from dicp.vendor.cpu import CpuTarget
 from dicp.vendor.cpu.calibration import PROBLEMS
 from dicp.vendor.cpu.routines import choice, product
 from dicp.vendor.cpu.routines.product import variant
@@ -55,7 +55,7 @@ class PastBlas(CpuTarget):
     def lower(self, gm: fx.GraphModule, context: LowerContext) -> Any:
         with (
             mock.patch.object(choice, "limits", lambda: WIDE_CONVOLUTIONS),
-            mock.patch.object(library, "has_kernels", lambda dtype: True),
+            mock.patch.object(product, "has_kernels", lambda dtype: True),
         ):
             program = super().lower(gm, context)
         self.steps += [str(s.get("kernel", s.get("call"))) for s in program.serialized["steps"]]

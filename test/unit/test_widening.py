@@ -135,7 +135,7 @@ def test_products_in_bfloat16_are_ours_where_the_library_has_no_kernels(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, kernels: bool, rows: int
 ) -> None:
     """Of few rows, too, for which packing the other operand takes longer than oneDNN does."""
-    monkeypatch.setattr(library, "has_kernels", lambda dtype: kernels)
+    monkeypatch.setattr(product, "has_kernels", lambda dtype: kernels)
     monkeypatch.setattr(product, "has_tiles", lambda: False)
     for function, shapes in (
         (torch.mm, ((rows, 1000), (1000, 1600))),
@@ -147,9 +147,7 @@ def test_products_in_bfloat16_are_ours_where_the_library_has_no_kernels(
         assert ("dicp_product_bf16" in text) is not kernels, text
 
 
-def test_the_processor_decides(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_processor_decides(monkeypatch: pytest.MonkeyPatch) -> None:
     """Convolutions where oneDNN has no kernels; products of float16 alone: bfloat16's are ours."""
     for lacking in ((), (torch.float16,), HALVES):
         monkeypatch.setattr(library, "has_kernels", lambda dtype, of=lacking: dtype not in of)

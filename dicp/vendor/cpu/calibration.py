@@ -81,11 +81,24 @@ class Verdict:
 Measure: TypeAlias = Callable[[], Verdict]
 
 
+def has_kernels(dtype: torch.dtype) -> bool:
+    """Whether oneDNN has kernels for a float `dtype` on this processor.
+
+    PyTorch multiplies 16-bit floats one after another where it has none.
+    """
+    if not torch.backends.mkldnn.is_available():
+        return False
+    if dtype == torch.bfloat16:
+        return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    if dtype == torch.float16:
+        return bool(torch.ops.mkldnn._is_mkldnn_fp16_supported())
+    return dtype == torch.float32
+
+
 def has_onednn_linear(dtype: torch.dtype = torch.float32) -> bool:
-    """Whether oneDNN's linear layer is in this build of PyTorch, and has a float32 or bfloat16
-    `dtype` on this processor."""
-    built = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
-    return built and (dtype != torch.bfloat16 or bool(torch.ops.mkldnn._is_mkldnn_bf16_supported()))
+    """Whether oneDNN's linear layer is in this build of PyTorch, and has a `dtype` on this
+    processor."""
+    return has_kernels(dtype) and hasattr(torch.ops.mkldnn, "_linear_pointwise")
 
 
 def by_blas(x: Tensor, w: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from dicp.loop.lowering import Lowering, RuleTable, Value
 from dicp.loop.lowering.layout import is_dense
 from dicp.loop.lowering.library import rows_of
 from dicp.torch_private import ATTENTION_BACKWARD, ATTENTION_FORWARD
-from dicp.vendor.cpu.calibration import has_onednn_linear
+from dicp.vendor.cpu.calibration import has_kernels, has_onednn_linear
 from dicp.vendor.cpu.toolchain import has_feature
 
 aten = torch.ops.aten
@@ -21,18 +21,6 @@ aten = torch.ops.aten
 CONVOLUTIONS = (aten.convolution.default, aten.convolution_backward.default)
 PRODUCTS = (aten.mm.default, aten.addmm.default, aten.bmm.default, ATTENTION_FORWARD,
             ATTENTION_BACKWARD)  # fmt: skip
-
-
-def has_kernels(dtype: torch.dtype) -> bool:
-    """Whether oneDNN has kernels for a float `dtype` on this processor.
-
-    PyTorch multiplies 16-bit floats one after another where it has none.
-    """
-    if not torch.backends.mkldnn.is_available():
-        return False
-    if dtype == torch.bfloat16:
-        return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
-    return dtype == torch.float32 or bool(torch.ops.mkldnn._is_mkldnn_fp16_supported())
 
 
 def in_float32() -> dict[Any, frozenset[torch.dtype]]:

@@ -52,6 +52,7 @@ from dicp.vendor.cpu.routines import (
     product_sizes,
 )
 from dicp.vendor.cpu.schedule import with_form
+from dicp.vendor.cpu.thresholds import MAX_NARROW_ROWS
 from dicp.vendor.cpu.toolchain import (
     cache_bytes,
     compile_shared,
@@ -115,6 +116,7 @@ class CpuTarget(LoopTarget):
         symbolic_shapes=True,
         keep=LIBRARY_RULES.ops(),
         in_float32=in_float32(),
+        narrow_rows=MAX_NARROW_ROWS,
         fusions=frozenset({"layer_norm", "rms_norm", "gelu", "linear", "int8"}),
         attention={"cpu": ATTENTION},
         fast_signed_int8=has_int8_tiles(),

@@ -305,6 +305,13 @@ FEW_BATCH_COLUMNS = 32
 
 On an Intel Xeon (Emerald Rapids), of BLAS's time, which does not pack: 8, 16 and 24 columns take
 1.4 to 3.3, 32 columns 1.13 to 1.23, 64 columns 0.96 to 1.2."""
+MAX_NARROW_ROWS = 2
+"""Rows of a product with a column-major matrix, such as weights, up to which it is not computed in
+float32 where the library has no kernels for 16-bit floats.
+
+On an AMD EPYC (Zen 3), one thread, float16, 1024x1024 to 4096x1024 weights, time in float32, with
+the conversion of the weights, over the library's: one row 1.6 to 2.4, two 1.0 to 1.3, three 0.6 to
+1.2, four 0.6 to 0.8, 16 0.4 to 0.5."""
 MIN_PRODUCT_ROWS = 4
 """Rows below which packing the other operand of a product is not amortized."""
 

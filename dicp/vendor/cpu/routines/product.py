@@ -14,7 +14,7 @@ from dicp.loop.ir.expr import Ref
 from dicp.loop.ir.index import Size
 from dicp.loop.lowering import Lowering, RuleTable, Value
 from dicp.vendor.cpu import library
-from dicp.vendor.cpu.calibration import ShapeClass, shape_class
+from dicp.vendor.cpu.calibration import ShapeClass, has_kernels, shape_class
 from dicp.vendor.cpu.routines.common import are_supported, call, call_biased, is_few
 from dicp.vendor.cpu.thresholds import (
     FEW_BATCH_COLUMNS,
@@ -197,7 +197,7 @@ class Products:
         which = shape_class(a.shape[0], a.shape[1], b.shape[1])
         if not self.takes(which, a, b, *more) or out.strides[-1] != 1:
             return False
-        if not library.has_kernels(a.dtype):
+        if not has_kernels(a.dtype):
             return True
         transposed = a.dtype == torch.bfloat16 and lw.realize(a).strides[-1] != 1
         right = lw.realize(b).strides
@@ -209,7 +209,7 @@ class Products:
         right = lw.realize(b).strides[1:]
         kind = variant(a.dtype, a.shape[1], b.shape[2], right, lw.first_sizes)
         few = kind == "product" and (is_few(a.shape[1]) or self.is_narrow_batch(out))
-        few = few and library.has_kernels(a.dtype)
+        few = few and has_kernels(a.dtype)
         # On processors with tile registers, BLAS is faster with one thread: 49x32x49 to 512x64x512
         # take us 0.95 to 1.74 of its time on an Intel Xeon (Emerald Rapids), one row by dot
         # products 0.74. With two threads 49x32x49 to 512x64x512 take 0.76 to 0.99.
