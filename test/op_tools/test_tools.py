@@ -315,6 +315,7 @@ def test_gradients_of_an_operator_with_buffers() -> None:
 
 
 @pytest.mark.sweep
+@pytest.mark.usefixtures("own_objects")
 def test_inputs_that_wait_for_backward_are_bounded_in_memory() -> None:
     """OT-23, and issue: bounded by memory, not by the model."""
     layer, x = torch.nn.Linear(64, 64), torch.randn(32, 64)
@@ -359,6 +360,7 @@ def test_inputs_that_are_lost_on_disk_do_not_end_the_program(
     assert "cannot be read" in tool.results[-1].note
 
 
+@pytest.mark.usefixtures("own_objects")
 def test_inputs_are_collected_while_others_are_held(monkeypatch: pytest.MonkeyPatch) -> None:
     """A collection may run in any allocation, also while the same thread changes the counts."""
     held = HeldInputs(100)
