@@ -58,20 +58,23 @@ def test_nothing_is_begun_after_the_deadline() -> None:
 
 
 @pytest.mark.parametrize(
-    ("option", "value", "message"),
+    ("command", "option", "value", "message"),
     [
-        ("--backends", "eager,cpugrap", "no backend 'cpugrap'; known: "),
-        ("--backends", "cpugraph:freeze", "expected option=value, got 'freeze'"),
-        ("--dtype", "float31", "'float31' is no dtype"),
-        ("--layers", "1,x", "'x' is not a whole number above 0"),
-        ("--models", "resnet5", "unknown models ['resnet5']; known: "),
+        ("models", "--backends", "eager,cpugrap", "no backend 'cpugrap'; known: "),
+        ("models", "--backends", "cpugraph:freeze", "expected option=value, got 'freeze'"),
+        ("models", "--dtype", "float31", "'float31' is no dtype"),
+        ("models", "--layers", "1,x", "'x' is not a whole number above 0"),
+        ("models", "--models", "resnet5", "unknown models ['resnet5']; known: "),
+        ("kernels", "--kernels", "softmx", "unknown kernels ['softmx']; known: "),
+        ("gpu", "--sections", "featurs", "unknown sections ['featurs']; known: "),
     ],
 )
 def test_a_wrong_option_is_named(
-    option: str, value: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+    command: str, option: str, value: str, message: str, tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
     with pytest.raises(SystemExit) as ended:
-        main.main(["models", option, value, "--out", str(tmp_path)])
+        main.main([command, option, value, "--out", str(tmp_path)])
     assert ended.value.code == 2 and message in capsys.readouterr().err
 
 
