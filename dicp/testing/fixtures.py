@@ -57,7 +57,25 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     from dicp.torch_private import shorten_compilations
 
     shorten_compilations()
+    _leave_traces_out()
     gc.collect()
+
+
+def pytest_runtest_logstart() -> None:
+    _leave_traces_out()
+
+
+def _leave_traces_out() -> None:
+    """Let PyTorch trace its compilations only where a trace was asked for.
+
+    It prints every graph for the handlers of its log, and pytest adds its own to all loggers that
+    do not propagate, which `torch._logging` makes this one anew when it is set.
+    """
+    trace = logging.getLogger(TRACE_LOG)
+    trace.propagate = True
+    for handler in [*trace.handlers]:
+        if getattr(handler, "root_dir", "") is None:  # PyTorch's, which removes itself once used
+            trace.removeHandler(handler)
 
 
 def _keep_part(config: pytest.Config, items: list[pytest.Item], name: str) -> None:
@@ -117,7 +135,6 @@ def pytest_configure(config: pytest.Config) -> None:
     for name in SAMPLES:  # workers of a parallel run are handed the options as they are
         if wanted := option(config, name):
             setattr(config.option, f"dicp_{name}", "{1}:{0}".format(*sample.part(wanted)))
-    logging.getLogger(TRACE_LOG).propagate = False  # else each failure prints its log
     counts.start(config)
     _set_module_options(config)
     _find_operators_of_the_list(config)

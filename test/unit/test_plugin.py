@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import re
 import subprocess
@@ -13,6 +14,7 @@ import pytest
 from support.forked import COMPILER, server
 
 from dicp.testing.backends import name_of
+from dicp.testing.fixtures import TRACE_LOG
 
 ROOT = Path(__file__).resolve().parents[2]
 ENTRY = "[pytest11]\ndicp.pytest_plugin = dicp.pytest_plugin\n"
@@ -86,6 +88,12 @@ def test_a_test_in_the_form_of_an_earlier_suite_runs(folder: Path, shapes: str) 
     file = str(ROOT / "test" / "op" / "test__unsafe_view.py")
     found = run(folder, file, "--backend", "cpugraph", "--dynamic", shapes)
     assert found.returncode == 0 and "6 passed" in found.stdout, found.stdout
+
+
+def test_no_compilation_is_traced_for_the_handlers_of_pytest() -> None:
+    """PyTorch prints every graph for a handler of its trace, and pytest has some for all loggers
+    that do not propagate."""
+    assert not logging.getLogger(TRACE_LOG).handlers
 
 
 OTHER_CONFTEST = """
