@@ -20,9 +20,9 @@ def alive(path: Path) -> list[int]:
 
 
 def gone(path: Path) -> bool:
-    """Whether the processes listed in a file have ended, or do within two seconds: killed ones take
-    a while."""
-    return any(not alive(path) or time.sleep(0.05) for _ in range(40))
+    """Whether the processes listed in a file have ended, or do within half a minute: killed ones
+    take a while, on a busy machine seconds."""
+    return any(not alive(path) or time.sleep(0.05) for _ in range(600))
 
 
 def _state(pid: int) -> str:

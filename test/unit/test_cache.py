@@ -20,6 +20,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
+from multiprocessing.synchronize import Barrier
 from pathlib import Path
 
 import pytest
@@ -606,7 +607,7 @@ def test_threads_build_once(cache: Cache) -> None:
     assert sorted(entry.hit for entry in entries) == [False, True, True, True]
 
 
-def _race(folder: Path, log: Path, start: float) -> None:
+def _race(folder: Path, log: Path, start: Barrier) -> None:
     def build() -> dict[str, bytes]:
         with log.open("a") as file:
             file.write("built\n")
@@ -615,8 +616,7 @@ def _race(folder: Path, log: Path, start: float) -> None:
 
     warnings.simplefilter("error")
     cache = Cache.open(Config(cache_dir=folder))
-    while time.time() < start:
-        time.sleep(0.001)
+    start.wait()
     entry = cache.get_or_build("art", KEY, build)
     assert entry.path("b.bin").read_bytes() == FILES["b.bin"]
     assert cache.verify(b"data", cache.sign(b"data"))
@@ -624,12 +624,12 @@ def _race(folder: Path, log: Path, start: float) -> None:
 
 def test_two_processes_build_once_on_an_empty_cache(folder: Path, tmp_path: Path) -> None:
     context = multiprocessing.get_context("spawn")
-    log, start = tmp_path / "log", time.time() + 4
+    log, start = tmp_path / "log", context.Barrier(3, timeout=200)
     processes = [context.Process(target=_race, args=(folder, log, start)) for _ in range(3)]
     for process in processes:
         process.start()
     for process in processes:
-        process.join(60)
+        process.join(200)
     assert [process.exitcode for process in processes] == [0, 0, 0]
     assert log.read_text() == "built\n"
 

@@ -10,6 +10,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -160,26 +161,36 @@ def test_idle_memory_is_released() -> None:
         assert memory.kept and len(addresses) <= 2, "used again, it is kept again"
 
 
-def test_no_thread_waits_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host_memory, "IDLE_SECONDS", 0.05)
+@pytest.fixture
+def periods(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
+    """Once it is set, the periods after which idle memory is released take no time."""
+    end = threading.Event()
+    monkeypatch.setattr(host_memory, "time", SimpleNamespace(sleep=lambda _: end.wait(60)))
+    yield end
+    end.set()
+
+
+def test_no_thread_waits_for_nothing(periods: threading.Event) -> None:
     memory = HostMemory()
     allocate = warm(memory)
     thread = memory._releaser
     assert thread is not None
-    thread.join(10)
+    periods.set()
+    thread.join(60)
     assert not thread.is_alive() and memory.kept == 0 and memory._releaser is None
+    periods.clear()
     allocate()
     assert memory.kept and memory._releaser is not None
 
 
-def test_the_thread_ends_with_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host_memory, "IDLE_SECONDS", 0.05)
+def test_the_thread_ends_with_its_memory(periods: threading.Event) -> None:
     memory = HostMemory()
     allocate = warm(memory)
     thread, gone = memory._releaser, weakref.ref(memory)
     assert thread is not None
     del memory, allocate
-    thread.join(10)
+    periods.set()
+    thread.join(60)
     assert not thread.is_alive() and gone() is None
 
 

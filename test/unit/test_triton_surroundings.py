@@ -142,7 +142,7 @@ def test_no_more_processes_than_are_allowed(
     tmp_path: Path, workers: Workers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     started: list[Any] = []
-    at_once = threading.Lock()
+    at_once, pair = threading.Lock(), threading.Barrier(2, timeout=60)
 
     class Counted:
         messages: list[str] = []
@@ -152,7 +152,8 @@ def test_no_more_processes_than_are_allowed(
                 started.append(self)
 
         def ask(self, request: Any) -> dict[str, Any]:
-            threading.Event().wait(0.02)
+            pair.wait()
+            threading.Event().wait(0.02)  # a third one would be asked meanwhile
             return {"binary": "", "entry": "copy", "shared": 0, "warps": 4}
 
         def waits(self) -> bool:
