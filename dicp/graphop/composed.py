@@ -268,12 +268,15 @@ def _modulo(g: Ops, x: Value) -> Value:
 def _uniform(g: Ops, shape: Sequence[Any], seed: Value, dtype: torch.dtype, stream: int) -> Value:
     """Numbers in [0, 1) that depend on the seed and the element's position: x -> x^2 + a p + s
     modulo 2^31 - 1, several times, with p the position and s a part of the seed. A vendor's own
-    random numbers may not follow the host's seed."""
-    place = _modulo(g, g.add(g.iota([math.prod(shape)], 0), stream * 1000003))
+    random numbers may not follow the host's seed.
+
+    Streams differ in their factors a: with shifted positions, one would repeat the other's numbers.
+    """
+    place = _modulo(g, g.iota([math.prod(shape)], 0))
     parts = [_modulo(g, seed), _modulo(g, _quotient(g, seed, PRIME))]
-    x = _modulo(g, g.add(g.mul(place, MULTIPLIERS[0]), parts[0]))
+    x = _modulo(g, g.add(g.mul(place, MULTIPLIERS[stream]), parts[0]))
     for k in range(4):
-        step = g.add(g.mul(place, MULTIPLIERS[k % 3]), parts[k % 2])
+        step = g.add(g.mul(place, MULTIPLIERS[(stream + k) % 3]), parts[k % 2])
         x = _modulo(g, g.add(g.op("Square", x), step))
     if dtype == torch.float64:
         return g.reshape(g.mul(g.cast(x, dtype), 1 / PRIME), shape)

@@ -80,6 +80,20 @@ def test_continuous(name: str, backend: Any, dynamic: bool) -> None:
         assert neighbours.pvalue > SIGNIFICANCE, f"neighbours correlate: {neighbours}"
 
 
+@pytest.mark.static_only
+@pytest.mark.parametrize("name", ["rand", "randn"])
+def test_numbers_far_apart_are_independent(name: str, backend: Any, dynamic: bool) -> None:
+    """No number tells the size of another one, at any distance."""
+    drawn = compiled(CONTINUOUS[name][0], backend, dynamic)(torch.zeros(2**21)).double().cpu()
+    centred = drawn - drawn.mean()
+    sizes = centred.abs() - centred.abs().mean()
+    spectrum = torch.fft.rfft(centred) * torch.fft.rfft(sizes).conj()
+    deviation = centred.square().mean().sqrt() * sizes.square().mean().sqrt()
+    correlations = torch.fft.irfft(spectrum) / drawn.numel() / deviation
+    chance = 2 * stats.norm.sf((correlations.abs().max() * drawn.numel() ** 0.5).item())
+    assert chance * drawn.numel() > SIGNIFICANCE, f"at distance {correlations.abs().argmax()}"
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 def test_short_uniform_numbers_are_below_their_end(dtype: torch.dtype, backend: Any) -> None:
     """With more bits than the dtype holds, some would be rounded to it."""
