@@ -159,6 +159,17 @@ def test_rotary_embedding_is_one_operator(width: int, symbolic: bool) -> None:
     assert kinds["RotaryMul"] == 1 and kinds["ConcatD"] == kinds["Neg"] == 0
 
 
+@pytest.mark.parametrize("batches", [(3, 3), (1, 3), (3, 1)])
+def test_rotary_embedding_of_one_element_by_a_batch_is_not(batches: tuple[int, int]) -> None:
+    """The operator's result has the shape of x."""
+
+    def rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        return x * cos + rotated(x) * sin
+
+    inputs = [f32(1, 4, 6, 16), *(f32(batch, 1, 6, 16) for batch in batches)]
+    assert record(rotary, *inputs).kinds()["RotaryMul"] == 0
+
+
 @pytest.mark.parametrize("symbolic", [False, True])
 def test_residual_sum_and_norm_are_one_operator(symbolic: bool) -> None:
     def block(x: Tensor, y: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:

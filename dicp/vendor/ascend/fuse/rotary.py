@@ -36,17 +36,18 @@ def _turned(g: Builder, x: Value, cosine: Value, sine: Value) -> Value:
 
 
 def _fit_rotary(g: Builder, x: Value, cosine: Value, sine: Value) -> bool:
+    """Four dimensions, even width, and factors of one shape: one for all heads, and for the whole
+    batch or for each of its elements."""
     assert isinstance(g, Ge)
-    if not g.takes("RotaryMul", "x", x.dtype):
-        return False
-    """Four dimensions, even width, and factors that are one for all heads."""
     width = x.shape[-1]
-    if x.ndim != 4 or not isinstance(width, int) or width % 2 or x.dtype == torch.float64:
+    if not g.takes("RotaryMul", "x", x.dtype) or x.dtype == torch.float64:
         return False
-    return all(
-        f.ndim == 4 and g.same(f.shape[1], 1) and g.same_shape(f.shape[2:], x.shape[2:])
-        for f in (cosine, sine)
-    )
+    if x.ndim != 4 or not isinstance(width, int) or width % 2 or cosine.ndim != 4:
+        return False
+    batch, heads, *rest = cosine.shape
+    fits = g.same(heads, 1) and g.same_shape(rest, x.shape[2:])
+    fits = fits and any(g.same(batch, size) for size in (1, x.shape[0]))
+    return fits and g.same_shape(cosine.shape, sine.shape)
 
 
 def _rotated(value: Value) -> Value | None:
