@@ -16,6 +16,7 @@ from torch import fx
 from dicp import torch_private
 from dicp.domains import DOMAINS, outside_domain
 from dicp.dynamo_bridge.checked_values import CHECKED_VALUES, with_assertions
+from dicp.dynamo_bridge.indexed_layouts import in_order_of_indices
 from dicp.dynamo_bridge.interpolation import gradients_of, interpolate
 from dicp.dynamo_bridge.memory_formats import (
     CONTIGUOUS_IN_PLACE,
@@ -125,6 +126,7 @@ CORRECTIONS = (
     Correction(NORM_WEIGHTS, in_one_dtype, whole=True),
     Correction(FORMAT_SOURCES, in_format_of_input, whole=True),
     Correction(LAYOUTS, with_layout, whole=True),
+    Correction({aten.index.Tensor}, lambda op, rule: in_order_of_indices(rule), whole=True),
     Correction({aten.roll.default}, lambda op, rule: roll_of_slices(rule), whole=True),
     Correction({aten.constant_pad_nd.default}, lambda op, rule: pad_or_crop(rule), whole=True),
     Correction(STRIDE_SOURCES, with_strides_of_input),

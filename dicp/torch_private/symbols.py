@@ -8,6 +8,7 @@ from typing import Any, Final
 import sympy
 import torch
 from torch import fx
+from torch._prims_common import compute_elementwise_output_strides
 from torch.fx.experimental.symbolic_shapes import (
     ShapeEnv,
     free_symbols,
@@ -21,6 +22,8 @@ from torch.utils._sympy.printers import PythonPrinter
 _SYMBOLIC: Final = (torch.Tensor, torch.SymInt, torch.SymFloat, torch.SymBool)
 UNKNOWN_SIZE: Final = 1 << 20
 """What a size that depends on data counts as where layouts and costs are compared."""
+iterator_strides: Final = compute_elementwise_output_strides
+"""The strides that eager's iterator gives a result of operands of one shape."""
 
 
 def expression_of(value: Any) -> Any:

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dicp.compare import Rule, check_tensor
+from dicp.compare import Rule, check_tensor, significant_strides
 
 pytestmark = pytest.mark.sweep
 Layout = Callable[[Tensor], Tensor]
@@ -409,3 +409,32 @@ def test_strides_of_pooled_columns(grad: bool, backend_name: str) -> None:
     got = torch.compile(fn, backend=backend_name, fullgraph=True)(x)
     for mine, theirs in zip(got, fn(x), strict=True):
         assert not check_tensor(mine, theirs, None, Rule())
+
+
+BY_INDICES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "a_new_dimension_before": lambda x, i: x[None, i[0]],
+    "a_new_dimension_inside": lambda x, i: x[:, None, i[0]],
+    "transposed": lambda x, i: x[i.t()],
+    "last": lambda x, i: x[..., i.t()],
+    "in_the_middle": lambda x, i: x[:, i.t(), 1:],
+    "two": lambda x, i: x[i.t(), i[1, 0]],
+    "apart": lambda x, i: x[i.t(), :, i[0, 0]],
+    "written": lambda x, i: x.clone().index_put_((i.t(),), x.sum())[None, i[0]],
+}
+
+
+@pytest.mark.parametrize("symbolic", [False, True])
+def test_strides_of_what_indices_pick(symbolic: bool, backend_name: str) -> None:
+    """The strides of the indices order what those of the input do not."""
+
+    def fn(x: Tensor, i: Tensor) -> list[Tensor]:
+        return [pick(x, i) for pick in BY_INDICES.values()]
+
+    compiled = torch.compile(fn, backend=backend_name, dynamic=symbolic)
+    places = torch.tensor([[0, 1, 1], [1, 0, 0]])
+    for order in ((0, 1, 2), (2, 1, 0), (1, 2, 0)):
+        given = torch.arange(120.0).view(4, 5, 6).permute(order)
+        results = zip(BY_INDICES, compiled(given, places), fn(given, places), strict=True)
+        for name, got, expected in results:
+            assert significant_strides(got) == significant_strides(expected), (name, order)
+            torch.testing.assert_close(got, expected)
