@@ -33,6 +33,7 @@ from dicp.dynamo_bridge.passes.joint import (
 from dicp.dynamo_bridge.passes.redundancy import drop_copies, merge_equal_nodes
 from dicp.dynamo_bridge.provenance import mark_dynamo_nodes
 from dicp.dynamo_bridge.shared_memory import SharedMemory
+from dicp.dynamo_bridge.storage_reads import StorageReads
 from dicp.errors import FallbackWarning, InputLayoutError
 
 aten = torch.ops.aten
@@ -119,9 +120,11 @@ Check = Callable[[Sequence[Any]], bool]
 
 def _checks(gm: Any, traced: Sequence[Any], writes: bool) -> list[Check]:
     """The checks of each call of a graph with inputs `traced`; `writes`: to some of these."""
-    graph = torch_private.graph_module_of(gm).graph
-    numbers, gradients = NumberChecks(graph, traced), GradientLayouts(graph, traced)
+    module = torch_private.graph_module_of(gm)
+    numbers, gradients = NumberChecks(module.graph, traced), GradientLayouts(module.graph, traced)
+    storages = StorageReads(module, traced, writes)
     checks: list[Check] = [SharedMemory(traced).differs] if writes else []
+    checks += [storages.reach_beyond] if storages else []
     checks += [gradients.differ] if gradients else []
     return checks + ([numbers.fail] if numbers else [])
 
@@ -133,7 +136,8 @@ def _with_parameters(
 
     Inputs with tangents (forward-mode differentiation) run `gm` in eager: compiled code has none.
     So do fake tensors, those of a library's own layout, which kernels cannot read, and those that
-    share memory otherwise than the traced ones did, if the graph writes to its inputs. And so do
+    share memory otherwise than the traced ones did, if the graph writes to its inputs, or lie in
+    larger storages, if the graph addresses these. And so do
     integers from which compiled code cannot compute what Python does, and gradients that an
     optimizer reads if they lie in memory otherwise than the traced ones.
     """

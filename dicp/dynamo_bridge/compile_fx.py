@@ -36,7 +36,6 @@ from dicp.dynamo_bridge.decompose import (
     decompose_traces,
     decompositions_with_checks,
     keep_interpolation,
-    reads_gaps,
     replace_functions,
 )
 from dicp.dynamo_bridge.executables import (
@@ -151,7 +150,7 @@ class Compilation(GraphCompiler):
 
     @cached_property
     def decompositions(self) -> Mapping[Any, Callable[..., Any]]:  # type: ignore[override]
-        return decompositions_with_checks(self.target, self.choice, reads_gaps(self.gm))
+        return decompositions_with_checks(self.target, self.choice)
 
     # ---- Dynamo's graph -------------------------------------------------------------------------
 

@@ -59,8 +59,7 @@ from dicp.dynamo_bridge.own_decompositions import (
 )
 from dicp.dynamo_bridge.thresholds import MANY_CORE_RULES
 from dicp.dynamo_bridge.widening import in_float32
-from dicp.dynamo_bridge.written_views import SCATTERS, undecomposed, with_gaps
-from dicp.effects import op_name
+from dicp.dynamo_bridge.written_views import SCATTERS, undecomposed
 from dicp.errors import FallbackWarning
 from dicp.operator_choice import OperatorChoice
 from dicp.target import Target
@@ -175,16 +174,13 @@ def decompositions(target: Target, choice: OperatorChoice | None = None) -> dict
 
 @lru_cache(maxsize=32)
 def decompositions_with_checks(
-    target: Target, choice: OperatorChoice | None = None, gaps: bool = False
+    target: Target, choice: OperatorChoice | None = None
 ) -> dict[Any, Rule]:
     """The decomposition table for `target`, with assertions on numbers that eager checks.
 
     For whole graphs: an assertion runs eagerly, so that one operator alone would not be compiled.
-    gaps: for a graph that may read what lies between the elements of a tensor.
     """
     table = dict(decompositions(target, choice))
-    if gaps:
-        table = with_gaps(table)
     for op in CHECKED_VALUES:
         table[op] = with_assertions(op, table.get(op, undecomposed))
     return table
@@ -295,12 +291,6 @@ def decompose_traces(gm: fx.GraphModule) -> None:
         graph.erase_node(node)
     if found:
         gm.recompile()
-
-
-def reads_gaps(gm: fx.GraphModule) -> bool:
-    """Whether Dynamo's graph may read what lies between the elements of a tensor."""
-    graphs = [module.graph for module in gm.modules() if isinstance(module, fx.GraphModule)]
-    return any(op_name(node.target).startswith("as_strided") for g in graphs for node in g.nodes)
 
 
 REPLACED: dict[Any, tuple[Callable[..., Any], int, frozenset[str]]] = {

@@ -1,12 +1,11 @@
-"""Decompositions of writes into views: scatters into tensors whose elements share memory, or have
-other memory between them."""
+"""Decompositions of writes into views: scatters into tensors whose elements share memory."""
 
 from __future__ import annotations
 
 import itertools
 import math
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -60,38 +59,18 @@ def _scatter_of(view: OpOverload) -> Callable[..., Any]:
     return rule
 
 
-def _scatter_with_gaps_of(
-    view: Callable[..., Any], otherwise: Callable[..., Any]
-) -> Callable[..., Any]:
-    """As `_scatter_of`, also for a tensor with other memory between its elements.
-
-    The result begins where the traced tensor begins, which `as_strided` counts from.
-    """
-
-    def rule(x: Tensor, source: Tensor, *args: Any, **kwargs: Any) -> Any:
-        if not _has_gaps(x):
-            return otherwise(x, source, *args, **kwargs)
-        start = x.storage_offset()
-        start = start if isinstance(start, int) else 0
-        return _written(x, source, lambda whole: view(whole, *args, **kwargs), start)
-
-    return rule
-
-
-def _written(x: Tensor, source: Tensor, view: Callable[[Tensor], Tensor], start: int = 0) -> Tensor:
+def _written(x: Tensor, source: Tensor, view: Callable[[Tensor], Tensor]) -> Tensor:
     """The tensor that lies as `x` in a copy of its memory, with `source` written into a view of it.
 
-    It begins at `start` in its storage. The memory is read from wherever the `x` of a call begins:
-    nothing guards an input's storage offset.
+    The memory is read from wherever the `x` of a call begins: nothing guards an input's storage
+    offset.
     """
     memory = aten.as_strided.default(x, [_extent(x)], [1])
-    if start:
-        memory = aten.constant_pad_nd.default(memory, [start, 0])
-    part = view(aten.as_strided.default(memory.clone(), x.shape, x.stride(), start))
+    part = view(aten.as_strided.default(memory.clone(), x.shape, x.stride()))
     place = (part.shape, part.stride(), part.storage_offset())
     source = source.to(x.dtype).expand(part.shape)
     written = aten.as_strided_scatter.default(memory.clone(), source, *place)
-    return aten.as_strided.default(written, x.shape, x.stride(), start)
+    return aten.as_strided.default(written, x.shape, x.stride())
 
 
 def _extent(x: Tensor) -> Any:
@@ -115,16 +94,6 @@ def _overlaps(x: Tensor) -> bool:
     )
 
 
-def _has_gaps(x: Tensor) -> bool:
-    """Whether other memory may lie between the elements, or they share some with no stride of 0."""
-    known = torch_private.statically_known_true
-    if _overlaps(x):
-        return True
-    none = any(known(n == 0) for n in x.shape)
-    shared = any(known(step == 0) for step in x.stride())
-    return not (none or shared or known(_extent(x) == x.numel()))
-
-
 VIEWS_WRITTEN: dict[Any, Callable[..., Any]] = {
     aten.select_scatter.default: aten.select.int,
     aten.slice_scatter.default: aten.slice.Tensor,
@@ -141,14 +110,3 @@ SCATTERS: dict[Any, Callable[..., Any]] = {
 def undecomposed(*args: Any, **kwargs: Any) -> Any:
     """The rule of an operator that stays whole."""
     return NotImplemented
-
-
-def with_gaps(table: Mapping[Any, Callable[..., Any]]) -> dict[Any, Callable[..., Any]]:
-    """The rules of `table`, so that they keep what lies between the elements of a tensor.
-
-    For graphs that may read it: eager's operators copy it.
-    """
-    views = {**VIEWS_WRITTEN, aten.copy.default: lambda x, *args, **kwargs: x}
-    rules = {op: _scatter_with_gaps_of(view, table.get(op, undecomposed))
-             for op, view in views.items()}  # fmt: skip
-    return {**table, **rules}

@@ -246,6 +246,7 @@ STORAGE_VIEWS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "copied": lambda x: torch.as_strided_copy(x, *WINDOW, 0),
     "of_a_copy": lambda x: x.clone().as_strided((2, 2), (2, 1), 1) * 2,
     "written": lambda x: torch.as_strided_scatter(x, -torch.ones(2, 2), (2, 2), (2, 1), 1) * 2,
+    "covered": lambda x: torch.as_strided_scatter(x, -torch.ones(6), (6,), (1,), 0) * 2,
     "into_windows": lambda x: x.unfold(0, 3, 1).slice_scatter(-torch.ones(1, 3), 0, 1, 2) * 2,
 }
 
@@ -260,6 +261,42 @@ def test_a_view_of_the_storage_follows_it(
     for start in (0, 1, 3):
         x = memory[start : start + 6]
         torch.testing.assert_close(compiled(x), fn(x))
+
+
+WRITTEN_STORAGES: dict[str, Callable[[torch.Tensor], Any]] = {
+    "in_front": lambda x: (x.add_(1), x.as_strided((3,), (1,), 0) * 2)[1],
+    "behind": lambda x: (x[1:3].add_(1), x.as_strided((9,), (1,)) * 2)[1],
+    "copied": lambda x: (x.add_(1), torch.as_strided_copy(x, (3,), (1,), 1))[1],
+    "through_a_window": lambda x: (x.as_strided((2,), (1,), 1).add_(5), x * 2)[1],
+    "scattered": lambda x: torch.slice_scatter(x, x[:2], 0, 1, 3).as_strided((3,), (1,), 0) * 2,
+}
+
+
+@pytest.mark.parametrize("name", WRITTEN_STORAGES)
+def test_beside_the_elements_of_what_is_written(
+    name: str, backend: BackendUnderTest, dynamic: bool
+) -> None:
+    fn = WRITTEN_STORAGES[name]
+    for starts in ((0, 1, 3), (3, 0, 1)):
+        backend.start_over()
+        compiled = torch.compile(fn, backend=backend, dynamic=dynamic)
+        for start in starts:
+            mine, given = (torch.arange(20.0)[start : start + 6] for _ in range(2))
+            torch.testing.assert_close(compiled(mine), fn(given))
+            torch.testing.assert_close(mine._base, given._base)
+
+
+def test_gradient_at_an_offset_of_the_storage(backend: BackendUnderTest, dynamic: bool) -> None:
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        return x.as_strided((3,), (1,), 3) * 2
+
+    def gradient(run: Callable[[torch.Tensor], torch.Tensor], start: int) -> torch.Tensor:
+        memory = torch.arange(20.0, requires_grad=True)
+        return torch.autograd.grad(run(memory[start : start + 6]).sum(), memory)[0]
+
+    compiled = torch.compile(fn, backend=backend, dynamic=dynamic)
+    for start in (1, 0, 3):
+        torch.testing.assert_close(gradient(compiled, start), gradient(fn, start))
 
 
 GAP_READERS: dict[str, Callable[[torch.Tensor], Any]] = {
