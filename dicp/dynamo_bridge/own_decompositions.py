@@ -20,7 +20,7 @@ from dicp import torch_private
 from dicp.dtypes import REDUCED_FLOATS, Number, converted, opmath_dtype
 from dicp.dynamo_bridge.cells import CELLS
 from dicp.dynamo_bridge.interpolation import interpolate_cubically, interpolate_linearly
-from dicp.torch_private import ATTENTION_FORWARD, OpOverload, all_decompositions, pytree
+from dicp.torch_private import ATTENTION_FORWARD, HOST, OpOverload, all_decompositions, pytree
 
 aten = torch.ops.aten
 
@@ -305,6 +305,19 @@ def index_put(
     return aten.index_put.default(x, indices, values, accumulate)
 
 
+def pixel_unshuffle(x: Tensor, downscale_factor: int) -> Tensor:
+    """torch.nn.functional.pixel_unshuffle; on the host, of an empty tensor a copy, in its shape."""
+    empty = x.device.type == HOST and torch_private.statically_known_true(x.numel() == 0)
+    if not empty or x.dim() < 3 or downscale_factor <= 0:
+        return all_decompositions[aten.pixel_unshuffle.default](x, downscale_factor)
+    for size in x.shape[-2:]:
+        torch_private.check_size(
+            size % downscale_factor == 0,
+            lambda: f"pixel_unshuffle expects sizes that {downscale_factor} divides",
+        )
+    return x.clone()
+
+
 NORM_WEIGHTS: dict[OpOverload, int] = {
     aten.native_layer_norm.default: 2,
     aten.native_group_norm.default: 1,
@@ -538,6 +551,7 @@ OWN: dict[Any, Callable[..., Any]] = {
     aten.sgn.default: sgn,
     aten.special_log_ndtr.default: log_ndtr,
     aten.native_dropout_backward.default: native_dropout_backward,
+    aten.pixel_unshuffle.default: pixel_unshuffle,
     aten.smooth_l1_loss_backward.default: smooth_l1_loss_backward,
     aten.soft_margin_loss_backward.default: soft_margin_loss_backward,
     aten._weight_norm_interface.default: weight_norm,

@@ -200,6 +200,16 @@ def test_empty_and_zero_dim(backend: BackendUnderTest) -> None:
     )
 
 
+def test_pixels_of_empty_images(backend: BackendUnderTest) -> None:
+    """Eager leaves an empty image as it is where it gathers pixels into channels."""
+
+    def fn(x: Tensor, y: Tensor) -> list[Tensor]:
+        calls = (F.pixel_unshuffle, F.pixel_shuffle, F.channel_shuffle)
+        return [call(z, 2) * 2 for call in calls for z in (x, y)]
+
+    same(fn, backend, torch.zeros(1, 4, 0, 4), torch.zeros(0, 4, 2, 4))
+
+
 def test_negative_and_conjugate_views(backend: BackendUnderTest) -> None:
     z = torch.randn(5, dtype=torch.complex64)
     same(lambda a, b: (a.sum(), (b * 2)), backend, z.conj(), z.conj().imag)
