@@ -13,7 +13,7 @@ from dicp.machine import stopwatch
 from dicp.op_tools import trees
 from dicp.op_tools.collectives import outputs_of, wait_for
 from dicp.op_tools.frame import FRAME, Call, Proceed
-from dicp.op_tools.gradients import InputEdges, nodes_of
+from dicp.op_tools.gradients import InputEdges, Place, makers_of, nodes_of
 from dicp.op_tools.records import CallId, CallSite, logger
 from dicp.op_tools.results import FeatureWithRecords, Rows
 from dicp.op_tools.tables import table
@@ -90,6 +90,7 @@ class OpTimeMeasure(FeatureWithRecords[Timing]):
     def _watch(self, record: Timing, edges: InputEdges, result: Any, device: torch.device) -> None:
         """Measure the call's own nodes of the autograd graph in backward, from hook to hook."""
         nodes = nodes_of(edges, result)
+        first, results = next(iter(makers_of(edges, result)), (None, []))
         waiting = len(nodes)
         given: dict[int, str] = {}
 
@@ -103,9 +104,9 @@ class OpTimeMeasure(FeatureWithRecords[Timing]):
             self._say_time(record, "backward", record.backward)
             self.complete(record, replace(record, forward=None))
 
-        for number, (node, places) in enumerate(nodes):
-            head = record if number == 0 else None
-            self._time_node(node, places, head, given, device, ended)
+        for node, places in nodes:
+            arriving = results if node is first else []
+            self._time_node(node, arriving, places, record, given, device, ended)
 
     def _say_time(self, record: Timing, kind: str, spent: float) -> None:
         shown = f"{spent:.8f}"
@@ -116,10 +117,10 @@ class OpTimeMeasure(FeatureWithRecords[Timing]):
             self.say(table(columns, [(record.name, record.id, shown, _UNIT)]))
 
     def _time_node(
-        self, node: Any, places: Sequence[tuple[int, int]], head: Timing | None,
+        self, node: Any, arriving: Sequence[Place], places: Sequence[Place], record: Timing,
         given: dict[int, str], device: torch.device, ended: Callable[[float], None],
     ) -> None:  # fmt: skip
-        """head: the record, for the node that gets the gradient of the call's first result."""
+        """arriving: for the node that gets the gradient of the call's first result."""
         running: list[Callable[[], float]] = []
 
         def before(grad_outputs: Any) -> None:
@@ -129,9 +130,9 @@ class OpTimeMeasure(FeatureWithRecords[Timing]):
         def after(grad_inputs: Any, grad_outputs: Any) -> None:
             spent = running.pop()() if running else 0.0
             with FRAME.unhooked():
-                if head is not None:
-                    head.grad_outputs = _described(grad_outputs)
-                given.update((k, _described([grad_inputs[own]])) for own, k in places)
+                if arriving:
+                    record.grad_outputs = _described([p.gradient(grad_outputs) for p in arriving])
+                given.update((p.target, _described([p.gradient(grad_inputs)])) for p in places)
                 ended(spent)
 
         node.register_prehook(before)

@@ -150,9 +150,9 @@ def storage_use_count(storage: torch.UntypedStorage) -> int:
     return int(torch._C._storage_Use_Count(storage._cdata))
 
 
-def is_view_of_another(tensor: torch.Tensor) -> bool:
-    """Whether autograd knows the tensor as a view of another one."""
-    return tensor._is_view()
+def base_of(tensor: torch.Tensor) -> torch.Tensor | None:
+    """The tensor that autograd knows this one as a view of; None if it is a view of none."""
+    return tensor._base if tensor._is_view() else None
 
 
 def is_nested_or_transformed(tensor: torch.Tensor) -> bool:

@@ -8,6 +8,7 @@ import math
 import re
 import tempfile
 import threading
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -156,6 +157,41 @@ def test_gradients_of_assignments_to_elements_are_compared() -> None:
     assert [r.kind for r in records].count("backward") == 4
     grads = {c.name[-7:] for r in records if r.kind == "backward" for c in r.comparisons}
     assert grads == {"grad[0]", "grad[1]", "grad[2]"}
+    assert run_op_from_data.main(["op_tools_results", "--acc_check"]) == 0
+
+
+def test_gradients_of_writes_to_views_are_compared() -> None:
+    x, v = torch.randn(4, 3, requires_grad=True), torch.randn(3, requires_grad=True)
+    w = torch.randn(4, 3)
+    timer = op_tools.OpTimeMeasure(quiet=True)
+    with op_tools.OpAutoCompare(quiet=True) as tool, op_tools.OpCapture(quiet=True), timer:
+        y, z = x * 1, torch.zeros(4, 3)
+        y[0].mul_(2)
+        y[:, 1] += v.sum()
+        part = y[1]
+        part.mul_(v)
+        part.add_(part)
+        z[2].copy_(v)
+        y[2:].t()[2].addcmul_(x[2:, 0], x[2:, 1])
+        torch.clamp_(y[3], -1, 1)
+        rows = y[1:]
+        rows[0] = v
+        torch._foreach_mul_([y[2], y[3]], 3.0)
+        torch.view_as_real(torch.complex(x, x))[0].mul_(2)
+        (y * w + z * w).sum().backward()
+    assert tool.failures == [] and not any(r.note for r in tool.results)
+    backward = [r for r in tool.results if r.kind == "backward"]
+    names = Counter(r.operator.rpartition(".")[2] for r in backward)
+    written = {"mul_": 2, "add_": 2, "copy_": 1, "addcmul_": 1, "clamp_": 1, "__setitem__": 2}
+    assert {name: names[name] for name in written} == written
+    shapes = {(r.name, r.grad_outputs, r.grad_inputs) for r in timer.results if r.backward}
+    assert ("torch.Tensor.mul_", "float32[3]", "float32[3]") in shapes
+    files = Path("op_tools_results").rglob("torch.Tensor.mul_/*/*/*/grad_inputs.json")
+    first = min(files, key=lambda path: int(path.parts[-3]))
+    outputs, inputs = (
+        storage.load(first.with_name(name)).value for name in ("grad_outputs", "grad_inputs")
+    )
+    assert torch.equal(outputs[0], w[0]) and torch.equal(inputs[0], 2 * w[0])
     assert run_op_from_data.main(["op_tools_results", "--acc_check"]) == 0
 
 
