@@ -98,7 +98,7 @@ class OpCapture(Feature):
         draws = Draws.of(call.operator, call.args, call.kwargs)
         result = proceed(call)
         if draws.has_drawn(call.name):
-            facts["random_state"] = draws.cpu_state
+            facts |= draws.states.as_facts()
             self._add_facts(folder / "input", facts)
         outputs = outputs_of(call, result)
         self.save(folder / "output", outputs, facts)

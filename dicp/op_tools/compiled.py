@@ -26,6 +26,7 @@ from dicp.dynamo_bridge.timed import copied_as_laid_out
 from dicp.errors import OverflowFoundError
 from dicp.op_tools.autocompare import OpAutoCompare, Record
 from dicp.op_tools.capture import CAPTURES, OpCapture
+from dicp.op_tools.draws import GeneratorStates
 from dicp.op_tools.frame import FRAME, Call
 from dicp.op_tools.graph_reference import (
     Evaluator,
@@ -99,12 +100,12 @@ class CompiledGraphs:
                 return timed(graph, inputs, timers)
             before = copied_inputs(graph, inputs, every=True)
             given = list(inputs)
-            state = torch.get_rng_state()
+            states = GeneratorStates.of(before)
             outputs = timed(graph, list(inputs), timers)
             inputs.clear()
-            after = torch.get_rng_state()
+            after = states.now()
             try:
-                torch.set_rng_state(state)
+                states.restore()
                 self.inspect(graph, before, outputs, checks)
                 self._check_inputs(graph, before, given, checks)
             except OverflowFoundError:  # asked for by raise_on_bad
@@ -113,7 +114,7 @@ class CompiledGraphs:
                 name = type(error).__name__
                 logger().warning(f"a compiled graph cannot be looked into: {name}: {error}")
             finally:
-                torch.set_rng_state(after)
+                after.restore()
             return outputs
 
     def inspect(

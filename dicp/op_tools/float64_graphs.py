@@ -21,6 +21,7 @@ from dicp.dynamo_bridge.inspection import InspectedGraph, inspected_by
 from dicp.op_tools.autocompare import OpAutoCompare
 from dicp.op_tools.capture import CAPTURES, OpCapture
 from dicp.op_tools.compiled import COMPILED, copied_inputs
+from dicp.op_tools.draws import GeneratorStates
 from dicp.op_tools.frame import FRAME
 from dicp.op_tools.graph_reference import Evaluator, named_inputs, placeholders
 from dicp.origin import user_line
@@ -88,13 +89,13 @@ class Float64Graphs:
         for kernel in graph.kernels:
             names = [origin.op for origin in kernel.origins]
             self.judged.kernels.setdefault(kernel.name, list(dict.fromkeys(names)))
-        state = torch.get_rng_state()
+        states = GeneratorStates.of(inputs)
         before = len(self._compare.results), len(self._capture.saved)
         given = copied_inputs(graph, inputs, every=True)
         outputs = graph.executable(copied_inputs(graph, inputs, every=True))
-        torch.set_rng_state(state)
+        states.restore()
         COMPILED.inspect(graph, given, outputs, [self._compare, self._capture])
-        torch.set_rng_state(state)
+        states.restore()
         for record in self._compare.results[before[0] :]:
             if record.kind == "operator" and not record.ok:
                 worst = max(c.max_abs for c in record.comparisons)

@@ -20,6 +20,7 @@ from dicp.dynamo_bridge.timed import copied_as_laid_out
 from dicp.errors import CaptureFormatError, RecordingMismatchError
 from dicp.op_tools import trees
 from dicp.op_tools.autocompare import OpAutoCompare, Record
+from dicp.op_tools.draws import GeneratorStates
 from dicp.op_tools.frame import FRAME
 from dicp.op_tools.recording import ModuleCall, Recorder, Recording
 from dicp.op_tools.reference import CPU, autocast_named, widened, widened_dtypes, writable
@@ -352,7 +353,7 @@ class RecordedCall:
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     grad_outputs: list[torch.Tensor | None]
-    random_state: torch.Tensor
+    random_states: GeneratorStates
 
     @classmethod
     def read(cls, recording: Recording, call: ModuleCall) -> RecordedCall:
@@ -361,9 +362,15 @@ class RecordedCall:
         gradients: list[Any] = []
         if recording.has(call.folder, "grad_outputs"):
             gradients = recording.load(call.folder, "grad_outputs").value
-        state = bytearray.fromhex(saved.facts["random_state"])
-        return cls(call, saved.value["args"], saved.value["kwargs"], gradients,
-                   torch.frombuffer(state, dtype=torch.uint8))  # fmt: skip
+        try:
+            states = GeneratorStates.of_facts(saved.facts)
+            if states is None:
+                raise KeyError("random_state")
+            return cls(call, saved.value["args"], saved.value["kwargs"], gradients, states)
+        except (KeyError, TypeError, ValueError) as error:
+            reason = f"it holds no call of a module ({type(error).__name__}: {error})"
+            path = recording.folder / call.folder
+            raise CaptureFormatError(path, reason, by="one_iter.record") from error
 
     def run(
         self, module: nn.Module, function: Callable[..., Any], *, wide: bool = False,
@@ -374,15 +381,15 @@ class RecordedCall:
         if module.training != self.call.training:
             module.train(self.call.training)
         module.zero_grad(set_to_none=True)
-        before = torch.get_rng_state()
-        torch.set_rng_state(self.random_state)
+        before = GeneratorStates.on({*self.random_states.devices, device})
+        self.random_states.restore()
         try:
             with FRAME.unhooked(), widened_dtypes(wide):
                 with autocast_named(self.call.autocast, device):
                     result = function(*args, **kwargs)
                 return self._values(module, (args, kwargs), leaves, result)
         finally:
-            torch.set_rng_state(before)
+            before.restore()
 
     def _inputs(self, wide: bool, device: torch.device) -> tuple[Any, Any, list[torch.Tensor]]:
         """Copies of the recorded inputs, and the leaves whose gradients are wanted."""

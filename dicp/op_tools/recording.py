@@ -23,6 +23,7 @@ from torch import nn
 
 from dicp.errors import CaptureFormatError, ToolWarning
 from dicp.op_tools import storage
+from dicp.op_tools.draws import GeneratorStates
 from dicp.op_tools.frame import FRAME
 from dicp.op_tools.gradients import Gradients, InputEdges, watch, watch_outputs
 from dicp.op_tools.records import logger
@@ -193,14 +194,14 @@ class Recorder:
             )
             self._numbers += 1
             self.calls.append(call)
-            state = torch.get_rng_state()
-            facts = {"operator": kind, "module": path, "random_state": bytes(state.numpy()).hex()}
+            states = GeneratorStates.of(args, kwargs, list(module.parameters()))
+            facts = {"operator": kind, "module": path, **states.as_facts()}
             with FRAME.unhooked(), torch.no_grad():
                 self.sink.save(call.folder, "input", {"args": args, "kwargs": kwargs}, facts)
             edges = InputEdges.of(args, kwargs)
 
             def end(result: Any) -> None:
-                call.random = not torch.equal(state, torch.get_rng_state())
+                call.random = states.drawn()
                 self._ends(call, edges, result, facts)
 
             return end

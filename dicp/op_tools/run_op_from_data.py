@@ -26,6 +26,7 @@ from dicp.op_tools import storage, trees
 from dicp.op_tools.autocompare import OpAutoCompare
 from dicp.op_tools.capture import argument_rows
 from dicp.op_tools.cases import CaseList, NotStorableError, case_file
+from dicp.op_tools.draws import GeneratorStates
 from dicp.op_tools.frame import FRAME, Call
 from dicp.op_tools.names import operator_called, overwrites, reads_memory
 from dicp.op_tools.overwriting import differentiable_result
@@ -48,7 +49,7 @@ class Captured:
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     grad_outputs: Sequence[torch.Tensor | None] | None
-    random_state: str = ""
+    random_states: GeneratorStates | None = None
     autocast: str = ""
 
     @property
@@ -85,9 +86,9 @@ def read_capture(folder: Path, device: str | None = None) -> Captured:
         try:
             return Captured(
                 folder, facts["operator"], tuple(value["args"]), value["kwargs"], gradients,
-                facts.get("random_state", ""), facts.get("autocast", ""),
+                GeneratorStates.of_facts(facts), facts.get("autocast", ""),
             )  # fmt: skip
-        except (KeyError, TypeError) as error:
+        except (KeyError, TypeError, ValueError) as error:
             reason = f"it holds no call of an operator ({type(error).__name__}: {error})"
             raise CaptureFormatError(folder, reason) from error
     value = storage.load_legacy(folder / "input.pth")
@@ -154,9 +155,8 @@ def _compiled(function: Callable[..., Any], backend: str) -> Callable[..., Any]:
 
 def _run(captured: Captured, function: Callable[..., Any], options: argparse.Namespace) -> None:
     """One run on copies of the inputs, backward included."""
-    if captured.random_state:
-        state = torch.frombuffer(bytearray.fromhex(captured.random_state), dtype=torch.uint8)
-        torch.set_rng_state(state)
+    if captured.random_states is not None:
+        captured.random_states.restore()
     with FRAME.unhooked():
         fresh = _same_memory if reads_memory(captured.operator) else _fresh
         args, kwargs = trees.map_tensors((captured.args, captured.kwargs), fresh)
