@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from typing import Any
 
@@ -65,6 +67,19 @@ def _returns_alias(target: OpOverload) -> bool:
 def is_random(target: Any) -> bool:
     """Whether the operator draws from a random generator."""
     return isinstance(target, OpOverload) and torch.Tag.nondeterministic_seeded in target.tags
+
+
+def drawn_within(context: Callable[[], AbstractContextManager[Any]], op: Any) -> Any:
+    """A function that calls `op` within a context; `op` itself if it is an operator that draws no
+    random numbers."""
+    if context is nullcontext or (isinstance(op, OpOverload) and not is_random(op)):
+        return op
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        with context():
+            return op(*args, **kwargs)
+
+    return call
 
 
 @cache

@@ -7,8 +7,10 @@ device's memory through host views, and its results are allocated there.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
+from threading import Lock
 from typing import Any
 
 import torch
@@ -17,6 +19,7 @@ from torch import fx
 from dicp.cache import Cache
 from dicp.config import Config, DeviceSettings
 from dicp.discovery import discover
+from dicp.effects import is_random
 from dicp.errors import InvalidTargetError
 from dicp.outline import Outline
 from dicp.rules import DecisionKind
@@ -33,7 +36,9 @@ from dicp.target import (
 from dicp.torch_private import HOST, FakeTensor, pytree, true_device
 
 DEVICE_TYPE = "dipu"
-_PLACES, _WRITTEN = "places", "written"
+_PLACES, _WRITTEN, _GENERATOR = "places", "written", "generator"
+_SWAPPING = Lock()
+"""Held while the host's default generator has the state of a device's."""
 
 
 def host_target() -> Target:
@@ -68,23 +73,31 @@ class HostedTarget(Target):
 
     def lower(self, gm: fx.GraphModule, context: LowerContext) -> Any:
         places, written = output_places(gm), written_inputs(gm.graph)
-        move_to_host(gm)
-        program = self.host.lower(gm, replace(context, target=self.host.name))
-        return _Hosted(program, places, written)
+        generator = generator_index(gm.graph)
+        program = self.host.lower(moved_to_host(gm), replace(context, target=self.host.name))
+        return _Hosted(program, places, written, generator)
 
     def render(self, program: Any, config: Config) -> Source:
         return self.host.render(program.inner, config)
 
     def build(self, program: Any, source: Source, cache: Cache, config: Config) -> Artifact:
         built = self.host.build(program.inner, source, cache, config)
-        kept = {**built.program, _PLACES: program.places, _WRITTEN: program.written}
+        kept = {
+            **built.program, _PLACES: program.places, _WRITTEN: program.written,
+            _GENERATOR: program.generator,
+        }  # fmt: skip
         return replace(built, target=self.name, program=kept)
 
     def load(self, artifact: Artifact, cache: Cache, config: Config) -> Executable:
         program = dict(artifact.program)
         places, written = program.pop(_PLACES), program.pop(_WRITTEN)
+        generator = program.pop(_GENERATOR)
         inner = replace(artifact, target=self.host.name, program=program)
-        return _HostedExecutable(self.host.load(inner, cache, config), places, written)
+        executable = self.host.load(inner, cache, config)
+        draw_within = getattr(executable, "draw_within", None)
+        if generator is not None and draw_within is not None:
+            draw_within(partial(drawing_from, generator))
+        return _HostedExecutable(executable, places, written)
 
     def outline(self, program: Any, sizes: Mapping[str, int]) -> Outline | None:
         return self.host.outline(program.inner, sizes)
@@ -100,11 +113,15 @@ class HostedTarget(Target):
 
 
 class _Hosted:
-    """A program of the host's target, the device of each result: an index, or None, and the
-    positions of the inputs that it overwrites."""
+    """A program of the host's target, the device of each result: an index, or None, the positions
+    of the inputs that it overwrites, and the device whose generator it draws from."""
 
-    def __init__(self, inner: Any, places: Sequence[int | None], written: Sequence[int]) -> None:
+    def __init__(
+        self, inner: Any, places: Sequence[int | None], written: Sequence[int],
+        generator: int | None,
+    ) -> None:  # fmt: skip
         self.inner, self.places, self.written = inner, list(places), list(written)
+        self.generator = generator
 
     @property
     def nodes(self) -> Any:
@@ -153,6 +170,21 @@ class _HostedExecutable:
         ]  # fmt: skip
 
 
+@contextlib.contextmanager
+def drawing_from(index: int) -> Iterator[None]:
+    """Within, the host's default generator draws the numbers of a device's."""
+    own = torch.get_device_module(DEVICE_TYPE).native.default_generator(index)
+    shared = torch.default_generator
+    with _SWAPPING:
+        before = shared.get_state()
+        shared.set_state(own.get_state())
+        try:
+            yield
+        finally:
+            own.set_state(shared.get_state())
+            shared.set_state(before)
+
+
 def _on_device(tensor: torch.Tensor) -> bool:
     return bool(true_device(tensor).type == DEVICE_TYPE)
 
@@ -166,6 +198,14 @@ def written_inputs(graph: fx.Graph) -> list[int]:
     return [k for k, node in enumerate(inputs) if node in roots]
 
 
+def generator_index(graph: fx.Graph) -> int | None:
+    """The index of the device on which a graph draws random numbers; None if it does not."""
+    drawn = [node.meta.get("val") for node in graph.nodes if is_random(node.target)]
+    leaves = pytree.tree_leaves(drawn)
+    devices = [leaf.device for leaf in leaves if isinstance(leaf, torch.Tensor)]
+    return next((d.index or 0 for d in devices if d.type != HOST), None)
+
+
 def output_places(gm: fx.GraphModule) -> list[int | None]:
     """The device index of each result of a graph; None for host tensors and other values."""
     outputs: Any = gm.graph.output_node().args[0]
@@ -177,8 +217,12 @@ def output_places(gm: fx.GraphModule) -> list[int | None]:
     ]  # fmt: skip
 
 
-def move_to_host(gm: fx.GraphModule) -> None:
-    """Replace devices by the host's, in arguments and in what is known of the nodes' values."""
+def moved_to_host(gm: fx.GraphModule) -> fx.GraphModule:
+    """A copy with the host for every device, in arguments and in what is known of the nodes'
+    values. Tools compile the graph itself again."""
+    graph = fx.Graph()
+    output = graph.output(graph.graph_copy(gm.graph, {}))
+    output.meta = dict(gm.graph.output_node().meta)
 
     def moved(value: Any) -> Any:
         if isinstance(value, torch.device):
@@ -190,9 +234,9 @@ def move_to_host(gm: fx.GraphModule) -> None:
                 )
         return value
 
-    for node in gm.graph.nodes:
+    for node in graph.nodes:
         if "val" in node.meta:
             node.meta["val"] = pytree.tree_map(moved, node.meta["val"])
         node.args = fx.node.map_aggregate(node.args, moved)
         node.kwargs = fx.node.map_aggregate(node.kwargs, moved)
-    gm.recompile()
+    return fx.GraphModule(gm, graph)

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
 
+from dicp.effects import drawn_within
 from dicp.errors import (
     IndexOutOfBoundsError,
     InputLayoutError,
@@ -68,6 +69,12 @@ class GraphExecutable:
         self.left_once = [r["slot"] for step in program["once"] for r in step["results"]]
         self.kept: dict[int, torch.Tensor] = {}
         """The results of the graphs that run once, by slot."""
+        self.drawing: Callable[[], AbstractContextManager[Any]] = nullcontext
+        """Makes the context in which random numbers are drawn from the default generator."""
+
+    def draw_within(self, context: Callable[[], AbstractContextManager[Any]]) -> None:
+        """Let runs draw random numbers within such a context."""
+        self.drawing = context
 
     def __call__(self, inputs: list[Any]) -> list[Any]:
         key = bound_sizes(self._sources, inputs)
@@ -179,7 +186,8 @@ class _Plan:
         padded = self._rounded() if "buckets" in step else None
         takes_sizes = padded is None or self.executable.program["static_sizes"]
         wanted = [plain for plain in step["inputs"] if takes_sizes or "sizes" not in plain]
-        getters = [self._graph_input(plain, padded) for plain in wanted]
+        own = torch.device(step["device"])
+        getters = [self._graph_input(plain, padded, own) for plain in wanted]
         written = step["written"]
         results = [
             _ResultPlan(
@@ -193,7 +201,6 @@ class _Plan:
             for r in step["results"]
         ]
         launch, name = self.executable.launch, step["graph"]
-        own = torch.device(step["device"])
 
         def run(env: Env) -> None:
             given = [get(env) for get in getters]
@@ -234,11 +241,13 @@ class _Plan:
         return self.symbols if self.executable.program["static_sizes"] else None
 
     def _graph_input(
-        self, plain: Mapping[str, Any], buckets: Mapping[str, int] | None
+        self, plain: Mapping[str, Any], buckets: Mapping[str, int] | None, own: torch.device
     ) -> Callable[[Env], torch.Tensor]:
+        """`own`: the device of the graph's results, whose generator draws its seeds."""
         if "seed" in plain:
             seed = getattr(torch, plain["seed"])
-            return lambda env: torch.randint(0, 2**62, (1,)).view(seed)
+            draw = drawn_within(self.executable.drawing, partial(torch.randint, device=own))
+            return lambda env: draw(0, 2**62, (1,)).view(seed)
         if "sizes" in plain:
             sizes = plain["sizes"]
             numbers: Any = (
@@ -263,6 +272,7 @@ class _Plan:
         name = step["call"]
         objects = self.executable.objects
         op = objects[name["object"]] if isinstance(name, Mapping) else resolve_operator(name)
+        op = drawn_within(self.executable.drawing, op)
         args = self._argument(step["args"])
         kwargs = {k: self._argument(v) for k, v in step["kwargs"].items()}
         outs = step["outs"]

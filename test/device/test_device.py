@@ -184,6 +184,24 @@ for draw in (torch._standard_gamma, lambda x: torch._sample_dirichlet(x.view(3, 
     assert not torch.equal(drawn[0], drawn[1]) and not torch.equal(drawn[1], drawn[2])
     dipu.set_rng_state(state)
     assert all(torch.equal(draw(shape), one) for one in drawn)
+
+# compiled programs draw from the device's generator, not from the host's
+@torch.compile(backend="dicp")
+def dropped(x):
+    return torch.nn.functional.dropout(x, 0.5) + torch.rand_like(x)
+@torch.compile(backend="dicp", options={"fallback_random": True})
+def dropped_as_eager(x):
+    return torch.nn.functional.dropout(x, 0.5)
+given = torch.ones(64, device="dipu")
+for draw in (dropped, dropped_as_eager):
+    draw(given)
+    host, state = torch.get_rng_state(), dipu.get_rng_state()
+    drawn = [draw(given) for _ in range(2)]
+    assert not torch.equal(*drawn) and torch.equal(torch.get_rng_state(), host)
+    dipu.set_rng_state(state); torch.rand(3)
+    assert all(torch.equal(draw(given), one) for one in drawn)
+    dipu.set_rng_state(state)
+assert torch.equal(torch.nn.functional.dropout(given, 0.5), drawn[0])
 from torch.utils.checkpoint import checkpoint
 given = torch.ones(64, device="dipu", requires_grad=True)
 for reentrant in (True, False):  # the recomputation drops what the forward dropped
@@ -524,6 +542,51 @@ for place in (torch.device("dipu"), torch.device("cpu")):
     assert not tool.failures, tool.failures
 print("all well")
 """
+
+
+DRAWING_TOOLS = """
+import contextlib, sys
+from pathlib import Path
+import torch, torch_dipu
+from dicp import op_tools
+from dicp.op_tools import one_iter
+from dicp.op_tools.recording import Recording
+from dicp.op_tools.run_op_from_data import find_captures, read_capture
+
+dipu, folder = torch_dipu.dipu, sys.argv[1]
+x = torch.ones(64, device="dipu")
+
+def next_drawn(tool):
+    torch.compiler.reset()
+    with tool:
+        run = torch.compile(lambda x: torch.nn.functional.dropout(x, 0.5), backend="dicp")
+        dipu.manual_seed(1)
+        run(x)
+    return torch.rand(4, device="dipu")
+
+want, tool = next_drawn(contextlib.nullcontext()), op_tools.OpAutoCompare(quiet=True)
+assert torch.equal(next_drawn(tool), want) and not tool.failures
+
+with op_tools.OpCapture(["torch.nn.functional.dropout"], quiet=True, folder=folder):
+    want = torch.nn.functional.dropout(x, 0.5)
+(found,) = find_captures(next(Path(folder).rglob("torch.nn.functional.dropout")))
+capture = read_capture(found)
+torch.rand(4, device="dipu")
+capture.random_states.restore()
+assert torch.equal(torch.nn.functional.dropout(x, 0.5), want)
+
+model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Dropout(0.5)).to("dipu")
+with one_iter.record(model, None, folder=folder + "/recording"):
+    model(x)
+calls = {call.kind: call.random for call in Recording.read(folder + "/recording").calls}
+assert calls == {"Sequential": True, "Linear": False, "Dropout": True}, calls
+print("all well")
+"""
+
+
+def test_tools_know_the_generator_of_the_device(run: Any, tmp_path: Path) -> None:
+    done = run(DRAWING_TOOLS, str(tmp_path), DIPU_MOCK_CUDA="false")
+    assert done.stdout.splitlines()[-1] == "all well"
 
 
 def test_tools_on_what_a_program_makes(run: Any) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -36,6 +37,10 @@ class LoopExecutable:
         self._sources = list(program["symbols"].values())
         self._names = list(program["symbols"])
         self._plans: OrderedDict[tuple[int, ...], list[ExecutionPlan]] = OrderedDict()
+
+    def draw_within(self, context: Callable[[], AbstractContextManager[Any]]) -> None:
+        """Let runs draw random numbers within such a context."""
+        self.loaded = replace(self.loaded, drawing=context)
 
     def __call__(self, inputs: list[Any]) -> list[Any]:
         key = bound_sizes(self._sources, inputs) if self._sources else ()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property, partial
 from operator import itemgetter
@@ -16,6 +16,7 @@ from typing import Any, NoReturn
 
 import torch
 
+from dicp.effects import drawn_within
 from dicp.errors import InputMismatchError, ResultMismatchError, TargetFailureError
 from dicp.loop.runtime.checks import (
     check_inputs,
@@ -92,6 +93,8 @@ class LoadedProgram:
     objects: Sequence[Any]
     target: str = ""
     """The target's name, for errors."""
+    drawing: Callable[[], AbstractContextManager[Any]] = nullcontext
+    """Makes the context in which random numbers are drawn from the default generator."""
 
 
 class ExecutionPlan:
@@ -302,7 +305,7 @@ class ExecutionPlan:
         op = self.loaded.objects[name["object"]] if isinstance(name, dict) else (
             resolve_operator(name)
         )  # fmt: skip
-        op = callable_of(op)
+        op = drawn_within(self.loaded.drawing, callable_of(op))
         args = self._arguments(step["args"])
         names = list(step["kwargs"])
         values = self._arguments(list(step["kwargs"].values()))
@@ -477,7 +480,8 @@ class ExecutionPlan:
         self._take_inputs(env, inputs)
         inputs.clear()
         for slot in self._seeds:
-            seed = torch.randint(0, 2**62, (1,), dtype=torch.int64, device=self.device)
+            with self.loaded.drawing():
+                seed = torch.randint(0, 2**62, (1,), dtype=torch.int64, device=self.device)
             self._place(slot, seed.data_ptr())
             env[slot] = seed
         try:
