@@ -35,9 +35,9 @@ from dicp.device.schemas import (
     keep_dtypes,
     name_of,
     packet_name,
+    single_element,
     tensor_places,
     with_tensors_for_numbers,
-    without_values,
 )
 from dicp.dynamo_bridge.decompose import InDomain, decompositions
 from dicp.errors import FallbackWarning
@@ -475,10 +475,9 @@ def _fit(
 
 
 def _in_place(form: Functional, given: Mapping[str, Any], out: torch.Tensor) -> bool:
-    """Whether a given result is an operand, too, which a pointwise operator does not resize."""
+    """Whether a given result is an operand, too: which of them eager resizes, the host knows."""
     operands = (value for name, value in given.items() if name not in form.outs)
-    also_read = torch.Tag.pointwise in form.op.tags and any(value is out for value in operands)
-    return not form.resizes or also_read
+    return not form.resizes or any(value is out for value in operands)
 
 
 def _give(pairs: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> None:
@@ -501,24 +500,19 @@ def _repeats(tensor: torch.Tensor) -> bool:
 def _takes_results(op: OpOverload, form: Functional, given: Mapping[str, Any]) -> bool:
     """Whether an operator surely converts its results to the dtypes of the given ones.
 
-    Pointwise ones do, unless PyTorch's own check refuses it, which some lack for numbers that are
-    narrowed. Others have rules of their own.
+    Pointwise ones do, unless eager refuses a single element. Others have rules of their own.
     """
     if torch.Tag.pointwise not in form.op.tags:
         return False
-    given, outs = with_tensors_for_numbers(op, given), [given[name] for name in form.outs]
+    given = with_tensors_for_numbers(op, given)
+    if form.resizes:  # silently, where they are empty
+        given |= {o: torch.empty(0, dtype=given[o].dtype, device="cpu") for o in form.outs}
+    positional, named = pytree.tree_map(single_element, arguments_of(op, given))
     try:
-        _on_meta(op, given)
-        made = _on_meta(form.op, inputs_of(form, given, outs))
+        op(*positional, **named)
     except Exception:  # it is refused, or cannot be checked: the host does
         return False
-    pairs = zip(pytree.tree_leaves(made)[form.fresh :], outs, strict=True)
-    return all(torch.can_cast(result.dtype, out.dtype) for result, out in pairs)
-
-
-def _on_meta(op: OpOverload, given: Mapping[str, Any]) -> Any:
-    positional, named = pytree.tree_map(without_values, arguments_of(op, given))
-    return op(*positional, **named)
+    return True
 
 
 def _laid_out(tensor: torch.Tensor, strides: Sequence[int]) -> bool:

@@ -164,3 +164,12 @@ def without_values(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
     return torch.device("meta") if isinstance(value, torch.device) else value
+
+
+def single_element(value: Any) -> Any:
+    """A host tensor of one element with the dtype and rank of a tensor, or empty as that one; the
+    host for a device."""
+    if isinstance(value, torch.Tensor):
+        sizes = [min(size, 1) for size in value.shape]
+        return torch.ones(sizes, dtype=value.dtype, device="cpu")
+    return torch.device("cpu") if isinstance(value, torch.device) else value

@@ -48,6 +48,9 @@ REFUSED = {
     "cumsum": (into(torch.cumsum, 0, dtype=torch.int64), torch.ones(3, dtype=wide), x[0, 0]),
     "aminmax": (lambda a, b, given: torch.aminmax(given, out=(a, b)), torch.ones((), dtype=wide),
                 torch.ones((), dtype=wide), x),
+    "heaviside": (into(torch.heaviside), torch.ones(2, 4, 3), x.long(), x.long()),
+    "bitwise_not": (into(torch.bitwise_not), torch.ones(2, 4, 3), x.long()),
+    "addr_ of a row": (torch.Tensor.addr_, torch.ones(3), x[0, :2, 0], x[0, 0]),
     "shared elements": (lambda out, given, index: torch.index_select(given, 0, index, out=out),
                         torch.ones(1).expand(3), x[0, :, 0], torch.arange(3)),
     "complex": (torch.complex, x, x.double()),
@@ -76,6 +79,36 @@ for name, (function, *given) in REFUSED.items():
         raise AssertionError(f"{name} is not refused on {device}")
 print("all well")
 """
+
+
+FILLED = """
+import itertools
+import torch, torch_dipu
+
+torch.use_deterministic_algorithms(True)
+DTYPES = (torch.float32, torch.bfloat16, torch.complex64, torch.int64, torch.uint8, torch.bool)
+MADE = {
+    "empty": lambda given: torch.empty(2, 3, dtype=given.dtype, device=given.device),
+    "empty_like": torch.empty_like,
+    "new_empty": lambda given: given.new_empty(4),
+    "empty_strided": lambda given: torch.empty_strided((2, 3), (1, 2), dtype=given.dtype,
+                                                       device=given.device),
+    "resize_": lambda given: given.clone().resize_(4, 3),
+    "resize_ of a part": lambda given: given.clone()[0].resize_(9),
+}
+for filled, dtype, (name, make) in itertools.product((True, False), DTYPES, MADE.items()):
+    torch.utils.deterministic.fill_uninitialized_memory = filled
+    want, got = (make(torch.ones(2, 3, dtype=dtype, device=d)) for d in ("cpu", "dipu"))
+    assert want.stride() == got.stride(), name
+    if filled:
+        same = torch.allclose(want, got.cpu(), equal_nan=True)
+        assert same, (name, dtype, want, got.cpu())
+print("all well")
+"""
+
+
+def test_memory_without_values_is_filled_as_in_eager(run: Any) -> None:
+    assert run(FILLED, DIPU_MOCK_CUDA="false").stdout.splitlines()[-1] == "all well"
 
 
 def test_tensors_that_are_written_to(run: Any) -> None:

@@ -427,7 +427,7 @@ namespace dicp {
 TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   for (const char* name : {"convolution", "convolution_backward", "native_group_norm",
                            "native_group_norm_backward", "native_layer_norm", "mode.values", "addr",
-                           "addr.out"})
+                           "addr_", "addr.out"})
     m.impl(name, torch::CppFunction::makeFromBoxedFunction<&choose_path>());
   for (const char* name : kWindows)
     m.impl(name, torch::CppFunction::makeFromBoxedFunction<&choose_path>());

@@ -1,8 +1,10 @@
 #include "operators.h"
 
+#include <ATen/Context.h>
 #include <ATen/EmptyTensor.h>
 #include <ATen/ThreadLocalState.h>
 #include <ATen/native/Resize.h>
+#include <ATen/native/TensorFactories.h>
 #include <ATen/ops/_local_scalar_dense_native.h>
 #include <ATen/ops/_reshape_alias_native.h>
 #include <ATen/ops/as_strided_native.h>
@@ -597,6 +599,30 @@ c10::Device placed(std::optional<at::Device> device) {
   return {kType, c10::DeviceIndex(index)};
 }
 
+bool fills_fresh_memory() {
+  const auto& context = at::globalContext();
+  return context.deterministicAlgorithms() && context.deterministicFillUninitializedMemory();
+}
+
+// Under deterministic algorithms eager fills memory without values: with NaN or the largest integer.
+at::Tensor filled(at::Tensor fresh) {
+  if (!fills_fresh_memory() || fresh.numel() == 0) return fresh;
+  c10::impl::ExcludeDispatchKeyGuard handled(kHandled);
+  wait_for_queue(fresh.device().index());
+  HostCall call(fresh.device().index());
+  auto host = call.on_host(fresh);
+  at::native::fill_empty_deterministic_(host);
+  call.write_back();
+  return fresh;
+}
+
+// `bytes`: those that the storage of `self` had before.
+void fill_grown(const at::Tensor& self, size_t bytes) {
+  const auto size = self.element_size();
+  const auto first = int64_t(bytes) / size, end = int64_t(self.storage().nbytes()) / size;
+  if (end > first) filled(at::native::as_strided_tensorimpl(self, {end - first}, {1}, first));
+}
+
 at::Tensor empty(c10::IntArrayRef sizes, std::optional<at::ScalarType> dtype,
                  std::optional<at::Layout> layout, std::optional<at::Device> device,
                  std::optional<bool> pin, std::optional<at::MemoryFormat> format) {
@@ -605,8 +631,8 @@ at::Tensor empty(c10::IntArrayRef sizes, std::optional<at::ScalarType> dtype,
               " tensors");
   RECORD_USER_SCOPE("wrapper_DIPU_empty");
   c10::DeviceGuard here(placed(device));
-  return at::detail::empty_generic(sizes, device_allocator(), kDeviceKeys,
-                                   c10::dtype_or_default(dtype), format);
+  return filled(at::detail::empty_generic(sizes, device_allocator(), kDeviceKeys,
+                                          c10::dtype_or_default(dtype), format));
 }
 
 at::Tensor empty_strided(c10::IntArrayRef sizes, c10::IntArrayRef strides,
@@ -615,8 +641,8 @@ at::Tensor empty_strided(c10::IntArrayRef sizes, c10::IntArrayRef strides,
   TORCH_CHECK(!pin.value_or(false), "only host tensors are pinned");
   RECORD_USER_SCOPE("wrapper_DIPU_empty_strided");
   c10::DeviceGuard here(placed(device));
-  return at::detail::empty_strided_generic(sizes, strides, device_allocator(), kDeviceKeys,
-                                           c10::dtype_or_default(dtype));
+  return filled(at::detail::empty_strided_generic(sizes, strides, device_allocator(), kDeviceKeys,
+                                                  c10::dtype_or_default(dtype)));
 }
 
 at::Tensor as_strided(const at::Tensor& self, c10::IntArrayRef sizes, c10::IntArrayRef strides,
@@ -650,7 +676,9 @@ const at::Tensor& resize(const at::Tensor& self, c10::IntArrayRef sizes,
     impl->set_sizes_contiguous(sizes);
     const auto bytes = at::detail::computeStorageNbytesContiguous(
         sizes, self.element_size(), size_t(self.storage_offset()));
+    const auto before = self.storage().nbytes();
     grow_storage(self.storage().unsafeGetStorageImpl(), bytes);
+    if (fills_fresh_memory()) fill_grown(self, before);
   }
   if (format) impl->empty_tensor_restride(*format);
   return self;
