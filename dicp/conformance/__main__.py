@@ -19,7 +19,7 @@ from dicp.conformance.recorded.commands import record
 from dicp.conformance.rows import FAILURES, Row, read_rows, summary, table, totals
 from dicp.conformance.suite.commands import add_commands, check_names
 from dicp.conformance.torch_tests.plan import plan_of
-from dicp.errors.command_line import run_command_line
+from dicp.errors.command_line import run_command_line, seconds_above_zero
 
 RESULTS, SUMMARY = "results.csv", "summary.md"
 
@@ -50,8 +50,12 @@ def torch_tests(
     out: Annotated[Path, typer.Option(help="The folder of the results.")] = Path("torch_tests"),
     jobs: Annotated[int, typer.Option(min=1, help="Processes at a time.")] = 1,
     group: Annotated[int, typer.Option(min=1, help="Operators in a process.")] = 40,
-    test_seconds: Annotated[float, typer.Option(help="A test that takes longer hangs.")] = 120.0,
-    file_seconds: Annotated[float, typer.Option(help="The time of a file or group.")] = 3600.0,
+    test_seconds: Annotated[
+        float, typer.Option(callback=seconds_above_zero, help="A test that takes longer hangs.")
+    ] = 120.0,
+    file_seconds: Annotated[
+        float, typer.Option(callback=seconds_above_zero, help="The time of a file or group.")
+    ] = 3600.0,
 ) -> None:
     """Run PyTorch's device-generic tests: of its operator database, and of files that are named.
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from dicp.conformance.configuration import Skip
 from dicp.conformance.names import OperatorNames, TestName
+from dicp.errors import ResultsFileError
 
 RESULTS = ("passed", "failed", "skipped", "crashed")
 FAILURES = ("failed", "crashed")
@@ -57,15 +58,19 @@ def table(path: Path) -> Iterator[Callable[[Row], None]]:
 
 
 def read_rows(path: Path) -> list[Row]:
-    """The table of an earlier run; empty if there is none."""
+    """The table of an earlier run; empty if there is none. Raises ResultsFileError."""
     if not path.exists():
         return []
-    with path.open(newline="") as file:
-        return [
-            Row(one["file"], one["class"], one["test"], one["result"], one["reason"],
-                float(one["seconds"]))
-            for one in csv.DictReader(file)
-        ]  # fmt: skip
+    try:
+        with path.open(newline="") as file:
+            return [
+                Row(one["file"], one["class"], one["test"], one["result"], one["reason"],
+                    float(one["seconds"]))
+                for one in csv.DictReader(file)
+            ]  # fmt: skip
+    except (OSError, ValueError, KeyError, TypeError, csv.Error) as error:
+        problem = f"{type(error).__name__}: {error}"
+        raise ResultsFileError(path, problem, "python -m dicp.conformance torch-tests") from error
 
 
 def totals(rows: Sequence[Row]) -> str:

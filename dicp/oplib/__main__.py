@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from dicp.errors.command_line import run_command_line
 from dicp.oplib.reference import build
 from dicp.oplib.text import declarations, header
 
@@ -47,4 +48,4 @@ def reference(
 
 
 if __name__ == "__main__":
-    app()
+    run_command_line(app, "python -m dicp.oplib")

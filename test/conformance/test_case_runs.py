@@ -501,3 +501,18 @@ def test_cases_as_files_of_pytest(tmp_path: Path) -> None:
     skipped = StoredCases("sin", data, "", "cpu", str(tmp_path / "device_config.toml"))
     with pytest.raises(pytest.skip.Exception, match="slow"):
         skipped.check("float32-0")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        ("gen_data --fname add --device nosuch", "nosuch"),
+        ("gen_data --fname add --cases none", "there is no folder 'none'"),
+        ("run_test --fname add --impl_folder none", "there is no folder 'none'"),
+        ("run_test --fname add --case_seconds -1", "-1 is not a number of seconds above 0"),
+        ("models --backends cpugraph --seconds nan", "nan is not a number of seconds above 0"),
+    ],
+)
+def test_options_that_nothing_could_use_are_refused(arguments: str, problem: str) -> None:
+    status, said = run(*arguments.split())
+    assert status == 2 and problem in unframed(said)

@@ -11,8 +11,8 @@ from typer.testing import CliRunner
 from dicp.conformance.__main__ import app
 from dicp.conformance.configuration import Configuration
 from dicp.conformance.names import OPERATOR_DATABASE, OperatorNames, TestName
-from dicp.conformance.rows import Row, differences
-from dicp.errors import ConformanceConfigError, DicpError, TestFileError
+from dicp.conformance.rows import Row, differences, read_rows
+from dicp.errors import ConformanceConfigError, DicpError, ResultsFileError, TestFileError
 
 HERE = Path(__file__).parent
 WRONG_KERNEL = """
@@ -197,6 +197,12 @@ def test_an_unknown_operator_or_file_is_refused(
     monkeypatch.setenv("TORCH_SOURCE_PATH", str(HERE / "tree"))
     with pytest.raises(TestFileError, match="tree/test has no such file"):
         run(tmp_path, "--tests", "device_genric.py")
+
+
+def test_a_damaged_table_of_the_last_run_is_named(tmp_path: Path) -> None:
+    (tmp_path / "results.csv").write_text("file,class\na,b\n")
+    with pytest.raises(ResultsFileError, match="torch-tests` writes them"):
+        read_rows(tmp_path / "results.csv")
 
 
 @pytest.mark.parametrize(

@@ -31,6 +31,7 @@ from dicp.config import (
 )
 from dicp.discovery import discover
 from dicp.errors import TargetNotFoundError
+from dicp.errors.command_line import run_command_line
 from dicp.target import Check
 
 
@@ -285,6 +286,28 @@ def test_module_prints_an_error_without_a_trace(monkeypatch: pytest.MonkeyPatch)
         "error: environment variable DICP_FUSE is 'maybe'; expected one of 1, true, on, yes, 0, "
         "false, off, no. Use 1 to switch it on and 0 to switch it off.\n"
     )
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (OSError(errno.ENOSPC, "No space left on device"),
+         "No space left on device. Make room on the disk, or give a path on another one."),
+        (PermissionError(errno.EACCES, "Permission denied", "out/a"),
+         "'out/a': Permission denied. Give a path that this user may use, or change its "
+         "permissions."),
+        (OSError("/tmp/a.so: file too short"), "/tmp/a.so: file too short."),
+    ],
+)  # fmt: skip
+def test_a_path_that_cannot_be_used_is_an_error_that_says_what_to_do(
+    error: OSError, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def app(prog_name: str) -> None:
+        raise error
+
+    with pytest.raises(SystemExit) as ended:
+        run_command_line(app, "python -m dicp")
+    assert (ended.value.code, capsys.readouterr().err) == (1, f"error: {message}\n")
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ import typer
 from dicp.conformance.device_checks.checks import CHECKS
 from dicp.conformance.isolation import run_module
 from dicp.conformance.names import EAGER_DEVICE
+from dicp.errors.command_line import seconds_above_zero
 
 WORKER = "dicp.conformance.device_checks.worker"
 
@@ -31,7 +32,9 @@ class Checked:
 
 def utest(
     device: Annotated[str, typer.Option(help="The type of the device.")] = EAGER_DEVICE,
-    seconds: Annotated[float, typer.Option(help="Checks that take longer hang.")] = 900.0,
+    seconds: Annotated[
+        float, typer.Option(callback=seconds_above_zero, help="Checks that take longer hang.")
+    ] = 900.0,
 ) -> None:
     """Check a device: count and properties, error texts, streams and events, memory, reuse.
 

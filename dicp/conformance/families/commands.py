@@ -18,6 +18,7 @@ from dicp.conformance.families.models import Family, families_named
 from dicp.conformance.families.table import Table, columns_of
 from dicp.conformance.isolation import run_module
 from dicp.errors import FamilyNameError
+from dicp.errors.command_line import seconds_above_zero
 from dicp.testing.backends import find_backend
 
 WORKER = "dicp.conformance.families.worker"
@@ -35,7 +36,9 @@ def models(
         Path | None, typer.Option(help="A folder for the table as Markdown, JSON and HTML.")
     ] = None,
     jobs: Annotated[int, typer.Option(min=1, help="Processes at a time.")] = 1,
-    seconds: Annotated[float, typer.Option(help="A family that takes longer hangs.")] = 1800.0,
+    seconds: Annotated[
+        float, typer.Option(callback=seconds_above_zero, help="A family that takes longer hangs.")
+    ] = 1800.0,
 ) -> None:
     """Build each family of models at a tiny size, run it on each backend, and print a table.
 

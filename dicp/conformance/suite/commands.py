@@ -42,6 +42,7 @@ from dicp.conformance.suite.sources import (
 )
 from dicp.discovery import SUFFIX, discover
 from dicp.errors import MissingPackageError
+from dicp.errors.command_line import existing_folder, seconds_above_zero
 from dicp.errors.text import did_you_mean, nearest
 from dicp.target import find_target
 from dicp.testing.backends import name_of
@@ -50,7 +51,8 @@ Names = Annotated[list[str], typer.Option("--fname", help="Operators' names or p
 Data = Annotated[Path, typer.Option(help="The folder of the reference data.")]
 Jobs = Annotated[int, typer.Option(min=1, help="Processes at a time.")]
 Seconds = Annotated[
-    float, typer.Option("--case_seconds", help="A case that takes longer hangs.")
+    float, typer.Option("--case_seconds", callback=seconds_above_zero,
+                        help="A case that takes longer hangs.")
 ]  # fmt: skip
 Filter = Annotated[
     list[str], typer.Option("--filter_dtype", help="Dtypes whose cases are left out.")
@@ -63,7 +65,8 @@ FourBytes = Annotated[
     bool, typer.Option("--four_bytes", help="int32 for int64 where the operator takes it.")
 ]  # fmt: skip
 ImplFolder = Annotated[
-    Path | None, typer.Option("--impl_folder", help="The folder of device_config.toml.")
+    Path | None, typer.Option("--impl_folder", callback=existing_folder,
+                              help="The folder of device_config.toml.")
 ]  # fmt: skip
 DeviceConfig = Annotated[
     Path | None, typer.Option("--device_config", help="TOML: skip, tolerance.")
@@ -124,7 +127,8 @@ def gen_data(
         int, typer.Option(min=0, help="Cases of each dtype from PyTorch's database; 0: all.")
     ] = 4,
     cases: Annotated[
-        Path | None, typer.Option(help="A folder of case files besides dicp's own.")
+        Path | None,
+        typer.Option(callback=existing_folder, help="A folder of case files besides dicp's own."),
     ] = None,
     model_name: Model = "",
     jobs: Jobs = 1,
@@ -134,6 +138,7 @@ def gen_data(
 
     Data that are there are kept; what is missing is added.
     """
+    check_names(device, "")
     folder = str(cases.resolve()) if cases else ""
     data, model = _of_model(data, model_name)
     unit = CaseUnit(
