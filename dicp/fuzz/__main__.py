@@ -10,8 +10,12 @@ import torch
 import typer
 
 from dicp.errors.command_line import run_command_line
+from dicp.errors.text import did_you_mean, nearest
 from dicp.fuzz.batch import Find, as_test, draw_batch
 from dicp.fuzz.campaign import Plan, run
+from dicp.fuzz.table import GROUPS
+
+TEMPLATES = tuple(dict.fromkeys(row.template for rows in GROUPS.values() for row in rows))
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -34,7 +38,9 @@ def fuzz(
         bool, typer.Option(help="Print what fails in PyTorch's own front end, too.")
     ] = False,
     out: Annotated[Path | None, typer.Option(help="A file that finds are added to.")] = None,
-    show: Annotated[int | None, typer.Option(help="Only print the programs of a batch.")] = None,
+    show: Annotated[
+        int | None, typer.Option(min=0, help="Only print the programs of a batch.")
+    ] = None,
 ) -> None:
     """Run random programs compiled and in eager; print each that differs as a test.
 
@@ -44,6 +50,15 @@ def fuzz(
         torch.compile(lambda: None, backend=backend)
     except RuntimeError as unknown:
         raise typer.BadParameter(str(unknown), param_hint="--backend") from unknown
+    for name in without or ():
+        if name not in TEMPLATES:
+            hint = did_you_mean(nearest(name, TEMPLATES))
+            raise typer.BadParameter(f"no template {name!r}.{hint}", param_hint="--without")
+    if group and group not in GROUPS:
+        known = ", ".join(GROUPS)
+        raise typer.BadParameter(f"no group {group!r}; there are {known}", param_hint="--group")
+    if out is not None:
+        out.open("a").close()  # now, rather than at the first find
     if show is not None:
         drawn = draw_batch(f"{seed}/{show}", backend, batch, without or (), group)
         sys.stdout.write(f"# {drawn.mode}\n" + "\n".join(p.source() for p in drawn.programs))

@@ -84,6 +84,8 @@ def read_capture(folder: Path, device: str | None = None) -> Captured:
         if (folder / "grad_outputs.json").exists():
             gradients = storage.load(folder / "grad_outputs", device).value
         try:
+            if not isinstance(facts["operator"], str):
+                raise TypeError(f"its operator is {facts['operator']!r}")
             return Captured(
                 folder, facts["operator"], tuple(value["args"]), value["kwargs"], gradients,
                 GeneratorStates.of_facts(facts), facts.get("autocast", ""),
@@ -252,9 +254,9 @@ def _devices(folder: Path) -> str:
     """The devices of a capture's inputs, as far as they are there now."""
     try:
         rows = storage.facts_of(folder / "input").get("tensors", [])
-    except CaptureFormatError:  # reported when the capture is read
+        return " ".join(sorted({storage.present(row["device"]) for row in rows}))
+    except (CaptureFormatError, KeyError, TypeError):  # reported when the capture is read
         return ""
-    return " ".join(sorted({storage.present(row["device"]) for row in rows}))
 
 
 def _holds(captured: Captured, options: argparse.Namespace) -> bool:

@@ -109,7 +109,7 @@ def facts_of(path: Path) -> Mapping[str, Any]:
     file = _file(path, ".json")
     try:
         return dict(json.loads(file.read_text())) if file.exists() else {}
-    except (OSError, ValueError) as error:
+    except (OSError, TypeError, ValueError) as error:
         raise CaptureFormatError(path, f"{type(error).__name__}: {error}") from error
 
 

@@ -424,9 +424,14 @@ def test_files_that_are_no_captures_are_named(
     storage.save(tmp_path / "1" / "input", {"args": ()}, {"operator": "torch.add"})
     storage.save(tmp_path / "2" / "input", {"args": (), "kwargs": {}}, {})
     storage.save(tmp_path / "3" / "input", [1], {"operator": "torch.add"})
+    storage.save(tmp_path / "4" / "input", {"args": (), "kwargs": {}}, {"operator": 5})
+    for number, text in ((5, "3"), (6, '{"format": 1, "tensors": [{"dtype": "x"}]}')):
+        (tmp_path / f"{number}").mkdir()
+        (tmp_path / f"{number}" / "input.json").write_text(text)
     assert run(str(tmp_path)) == 2
     said = capsys.readouterr().err
-    assert all(f"capture '{tmp_path / n}' cannot be read: " in said for n in "123")
+    assert all(f"capture '{tmp_path / n}' cannot be read: " in said for n in "1234")
+    assert all(f"capture '{tmp_path / n}/input' cannot be read: " in said for n in "56")
 
 
 UNIT = "uniform(0, 1)"

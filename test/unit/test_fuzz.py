@@ -8,6 +8,7 @@ import random
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -492,7 +493,16 @@ def test_softmax_of_a_dimension_that_is_not_there(
             run(x, dim)
 
 
-def test_an_unknown_backend_is_no_find() -> None:
-    result = CliRunner().invoke(app, ["--backend", "raedy", "--programs", "1"])
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [("--backend", "raedy"), ("--group", "unray"), ("--without", "torch.abss"), ("--show", "-1")],
+)
+def test_a_name_or_number_that_there_is_not_is_no_find(option: str, value: str) -> None:
+    result = CliRunner().invoke(app, ["--programs", "1", option, value])
     assert result.exit_code == 2
-    assert "raedy" in result.output
+    assert value in result.output or "greater than or equal to 0" in result.output
+
+
+def test_a_file_for_finds_that_cannot_be_written_is_told_before_the_run(tmp_path: Path) -> None:
+    result = CliRunner().invoke(app, ["--programs", "1", "--out", str(tmp_path)])
+    assert isinstance(result.exception, IsADirectoryError)
