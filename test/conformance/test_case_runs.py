@@ -492,6 +492,8 @@ def test_cases_as_files_of_pytest(tmp_path: Path) -> None:
     assert status == 2 and "gen_data --fname none" in said
     status, said = run("run_test", "--test_cases_path", str(tmp_path / "none"))
     assert status == 2 and "`gen_case` writes it" in unframed(said)
+    status, said = run("run_test", "--test_cases_path", str(files), "--pytest_args", "'")
+    assert status == 2 and "No closing quotation" in unframed(said)
     wrong = computed(unary("cos"))
     failing = StoredCases("cos", data, "", "cpu")
     vars(failing)["_references"] = {"k": replace(wrong, case=replace(wrong.case, call="torch.exp"))}

@@ -154,6 +154,7 @@ def test_calls_without_a_form_are_counted() -> None:
         ("python -c 1", "it names no script"),
         ("python no_such.py", "there is no file 'no_such.py'"),
         ("python {ends}", "it exits with 3"),
+        ("python 'x", "cannot be split into words: No closing quotation"),
     ],
 )
 def test_commands_that_cannot_be_recorded(tmp_path: Path, command: str, problem: str) -> None:

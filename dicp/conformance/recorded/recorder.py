@@ -88,7 +88,10 @@ def run_script(command: str) -> None:
 
     Raises RecordedScriptError for a command that is neither, or that fails.
     """
-    words = shlex.split(command)
+    try:
+        words = shlex.split(command)
+    except ValueError as error:
+        raise RecordedScriptError(command, f"it cannot be split into words: {error}") from None
     if words and Path(words[0]).name.startswith("python"):
         words = words[1:]
     as_module = words[:1] == ["-m"]

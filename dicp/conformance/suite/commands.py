@@ -235,7 +235,11 @@ def _run_pytest(path: Path, options: str) -> int:
         pytest = importlib.import_module("pytest")
     except ImportError as error:
         raise MissingPackageError("pytest", "files of test cases", "test") from error
-    return int(pytest.main([str(path), *shlex.split(options)]))
+    try:
+        words = shlex.split(options)
+    except ValueError as error:
+        raise typer.BadParameter(f"{options!r}: {error}", param_hint="--pytest_args") from error
+    return int(pytest.main([str(path), *words]))
 
 
 def _unit(
