@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -25,9 +26,29 @@ PIP_NAMES = {
 }
 """Packages that pip knows by another name than Python, or installs in a special way."""
 
+
+def present_device(name: str) -> str:
+    """Raises BadParameter for a device that has no memory here."""
+    try:
+        torch.empty(0, device=name)
+    except Exception as error:  # PyTorch has errors of many types for devices
+        raise typer.BadParameter((str(error).splitlines() or [name])[0]) from error
+    return name
+
+
+def above_zero(value: float) -> float:
+    """Raises BadParameter for a number that is not above 0, or not finite."""
+    if not 0 < value < math.inf:
+        raise typer.BadParameter(f"{value:g} is no number above 0")
+    return value
+
+
 Backend = Annotated[str, typer.Option(help="A backend of torch.compile, such as cpugraph.")]
 Dynamic = Annotated[bool, typer.Option("--dynamic/--static", help="Compile symbolic sizes.")]
-Device = Annotated[str, typer.Option(help="Where the model runs: cpu, cuda, dipu.")]
+Device = Annotated[
+    str, typer.Option(callback=present_device, help="Where the model runs: cpu, cuda, dipu.")
+]
+Rate = Annotated[float, typer.Option(callback=above_zero, help="Learning rate.")]
 Compare = Annotated[bool, typer.Option("--compare", help="Run eager, too, and compare.")]
 Seed = Annotated[int, typer.Option(help="Of weights, data and draws.")]
 

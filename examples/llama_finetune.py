@@ -199,7 +199,7 @@ def main(
     lora_rank: Annotated[int, typer.Option(min=1)] = 8,
     lora_alpha: Annotated[int, typer.Option(min=1)] = 16,
     lora_dropout: Annotated[float, typer.Option(min=0.0, max=0.9)] = 0.05,
-    rate: Annotated[float, typer.Option(help="Learning rate.")] = 1e-4,
+    rate: frame.Rate = 1e-4,
     cutoff: Annotated[int, typer.Option(min=2, help="Tokens of a row at most.")] = 512,
     checkpoint: Annotated[
         Path | None, typer.Option(help="Write adapters and progress there after every step.")

@@ -88,8 +88,10 @@ def main(
     batch: Annotated[int, typer.Option(min=2, help="Images of all processes together.")] = 8,
     size: Annotated[int, typer.Option(min=32, help="Height and width of images.")] = 64,
     classes: Annotated[int, typer.Option(min=2)] = 10,
-    width: Annotated[float, typer.Option(help="Multiplies the numbers of channels.")] = 1.0,
-    rate: Annotated[float, typer.Option(help="Learning rate.")] = 0.01,
+    width: Annotated[
+        float, typer.Option(callback=frame.above_zero, help="Multiplies the numbers of channels.")
+    ] = 1.0,
+    rate: frame.Rate = 0.01,
     seed: frame.Seed = 0,
 ) -> Result:
     """Train MobileNet-V2 with momentum; prints losses, with --compare beside eager's."""

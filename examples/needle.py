@@ -110,7 +110,7 @@ def main(
     data: Annotated[
         Path | None, typer.Option(exists=True, file_okay=False, help=f"A folder with {HOLDS}.")
     ] = None,
-    rate: Annotated[float, typer.Option(help="Learning rate.")] = 1e-3,
+    rate: frame.Rate = 1e-3,
     out: Annotated[Path, typer.Option(help="Where the loss curves are drawn.")] = OUTPUT,
     seed: frame.Seed = 0,
 ) -> dict[str, Result]:

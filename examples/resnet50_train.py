@@ -55,7 +55,7 @@ def main(
     classes: Annotated[int, typer.Option(min=0, help="0: as many as the data has.")] = 0,
     batch: Annotated[int, typer.Option(min=2)] = 4,
     size: Annotated[int, typer.Option(min=32, help="Height and width of images.")] = 64,
-    rate: Annotated[float, typer.Option(help="Learning rate.")] = 0.01,
+    rate: frame.Rate = 0.01,
     seed: frame.Seed = 0,
 ) -> training.Result:
     """Train a classifier with momentum; prints losses, with --compare beside the CPU's."""

@@ -44,6 +44,19 @@ def test_an_unknown_example_is_refused(capsys):
     assert "did you mean 'llama_generate'?" in said
 
 
+@pytest.mark.parametrize(
+    ("option", "value", "problem"),
+    [("--device", "nosuch", "device string: nosuch"), ("--rate", "nan", "no number above 0")],
+)
+def test_a_device_or_rate_that_there_is_not_is_named(
+    option: str, value: str, problem: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["mobilenet_v2", option, value])
+    said = " ".join(capsys.readouterr().err.replace("│", " ").split())
+    assert ended.value.code == 2 and problem in said
+
+
 def test_a_missing_package_is_named_with_its_command(capsys, monkeypatch):
     monkeypatch.delitem(sys.modules, "examples.llama_generate", raising=False)
     monkeypatch.setitem(sys.modules, "transformers", None)
