@@ -16,6 +16,7 @@ from benchmarks.backends import EAGER, MODULES, parse
 from benchmarks.machine import describe, kind
 from benchmarks.options import OptionError, Options
 from benchmarks.report import RESULTS, Progress, Report
+from dicp.errors.command_line import described
 
 COMMANDS = {
     "models": ("benchmarks.steps", "time of a step, inference and --train"),
@@ -98,6 +99,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         layers=given.layers,
         out=given.out or RESULTS / kind(given.device),
     )
+    try:
+        options.out.mkdir(parents=True, exist_ok=True)  # now, rather than after the measurement
+    except OSError as error:
+        top.error(f"--out: {described(error)}")
     console = Console()
     if not console.is_terminal:
         console = Console(width=180)

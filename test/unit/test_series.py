@@ -229,3 +229,13 @@ def test_tests_are_counted_also_when_they_are_stopped(tmp_path: Path) -> None:
 
 def test_a_gpu_is_tried_with_more() -> None:
     assert set(names("cpu")) < set(names("cuda")) and "recorded_mutation" in names("cuda")
+
+
+def test_a_folder_of_results_that_cannot_be_made_is_told_before_the_measurement(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(SystemExit) as ended:
+        main.main(["kernels", "--out", str(tmp_path / "file")])
+    assert ended.value.code == 2
+    assert "Give the path of a folder." in capsys.readouterr().err
