@@ -23,6 +23,14 @@ mine, theirs = step(torch.compile(model, backend=backend)), step(model)
 torch.testing.assert_close(mine, theirs)
 assert {t.device.type for t in mine} == {"dipu"}
 assert all(n.decision != "eager" for report in backend.reports for n in report.nodes)
+
+drop = torch.compile(lambda x: torch.nn.functional.dropout(x, 0.5), backend=backend)
+x = torch.ones(64, device="dipu")
+host, state = torch.get_rng_state(), torch_dipu.dipu.get_rng_state()
+drawn = [drop(x), drop(x)]
+assert not torch.equal(*drawn) and torch.equal(torch.get_rng_state(), host)
+torch_dipu.dipu.set_rng_state(state)
+assert all(torch.equal(drop(x), one) for one in drawn), "seeds are of the device's generator"
 print("SAME")
 """
 
