@@ -1,4 +1,4 @@
-"""The machine that is measured: the name of its processor, and clocks."""
+"""The machine that is measured: the name of its processor, its devices, and clocks."""
 
 from __future__ import annotations
 
@@ -33,6 +33,15 @@ def processor_fact(name: str) -> str:
     lines = info.read_text().splitlines() if info.exists() else []
     found = (line.partition(":")[2].strip() for line in lines if line.startswith(name))
     return next(found, "")
+
+
+def device_problem(name: str) -> str:
+    """Why this machine has no memory on a device, as PyTorch says it; empty if it has."""
+    try:
+        torch.empty(0, device=name)
+    except Exception as error:  # a device's plugin raises its own
+        return (str(error).splitlines() or [name])[0]
+    return ""
 
 
 def memory_bytes() -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -17,6 +16,8 @@ from rich.console import Console
 from rich.table import Table
 
 from dicp.errors import DicpError
+from dicp.errors.command_line import above_zero
+from dicp.machine import device_problem
 from dicp.testing.backends import find_backend
 
 PIP_NAMES = {
@@ -29,18 +30,9 @@ PIP_NAMES = {
 
 def present_device(name: str) -> str:
     """Raises BadParameter for a device that has no memory here."""
-    try:
-        torch.empty(0, device=name)
-    except Exception as error:  # PyTorch has errors of many types for devices
-        raise typer.BadParameter((str(error).splitlines() or [name])[0]) from error
+    if problem := device_problem(name):
+        raise typer.BadParameter(problem)
     return name
-
-
-def above_zero(value: float) -> float:
-    """Raises BadParameter for a number that is not above 0, or not finite."""
-    if not 0 < value < math.inf:
-        raise typer.BadParameter(f"{value:g} is no number above 0")
-    return value
 
 
 Backend = Annotated[str, typer.Option(help="A backend of torch.compile, such as cpugraph.")]

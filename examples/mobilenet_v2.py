@@ -14,6 +14,7 @@ import torchvision
 import typer
 from torch import Tensor, nn
 
+from dicp.errors.command_line import above_zero
 from examples import frame, training
 from examples.training import Result, Run
 
@@ -89,7 +90,7 @@ def main(
     size: Annotated[int, typer.Option(min=32, help="Height and width of images.")] = 64,
     classes: Annotated[int, typer.Option(min=2)] = 10,
     width: Annotated[
-        float, typer.Option(callback=frame.above_zero, help="Multiplies the numbers of channels.")
+        float, typer.Option(callback=above_zero, help="Multiplies the numbers of channels.")
     ] = 1.0,
     rate: frame.Rate = 0.01,
     seed: frame.Seed = 0,

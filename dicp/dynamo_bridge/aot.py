@@ -137,9 +137,9 @@ def _with_parameters(
     Inputs with tangents (forward-mode differentiation) run `gm` in eager: compiled code has none.
     So do fake tensors, those of a library's own layout, which kernels cannot read, and those that
     share memory otherwise than the traced ones did, if the graph writes to its inputs, or lie in
-    larger storages, if the graph addresses these. And so do
-    integers from which compiled code cannot compute what Python does, and gradients that an
-    optimizer reads if they lie in memory otherwise than the traced ones.
+    larger storages, if the graph addresses these. And so do integers from which compiled code
+    cannot compute what Python does, and gradients that an optimizer reads if they lie in memory
+    otherwise than the traced ones.
     """
 
     def need_eager(inputs: Sequence[Any]) -> bool:

@@ -42,10 +42,19 @@ def run_command_line(app: Callable[..., Any], name: str) -> None:
         _exit(described(error))
 
 
+def above_zero(value: float) -> float:
+    """The callback of an option that is a finite number above 0. Raises BadParameter."""
+    return _above_zero(value, "no number")
+
+
 def seconds_above_zero(value: float) -> float:
     """The callback of an option that is a time limit. Raises BadParameter."""
+    return _above_zero(value, "not a number of seconds")
+
+
+def _above_zero(value: float, otherwise: str) -> float:
     if not 0 < value < math.inf:
-        raise typer.BadParameter(f"{value:g} is not a number of seconds above 0")
+        raise typer.BadParameter(f"{value:g} is {otherwise} above 0")
     return value
 
 

@@ -22,6 +22,7 @@ import torch
 
 from dicp.dynamo_bridge.timed import copied_as_laid_out
 from dicp.errors import CaptureFormatError, OperatorNameError
+from dicp.machine import device_problem
 from dicp.op_tools import storage, trees
 from dicp.op_tools.autocompare import OpAutoCompare
 from dicp.op_tools.capture import argument_rows
@@ -279,10 +280,8 @@ def _count(text: str) -> int:
 
 def _device(text: str) -> str:
     """A device that has memory here."""
-    try:
-        torch.empty(0, device=text)
-    except Exception as error:  # PyTorch has errors of many types for devices
-        raise argparse.ArgumentTypeError((str(error).splitlines() or [text])[0]) from error
+    if problem := device_problem(text):
+        raise argparse.ArgumentTypeError(problem)
     return text
 
 

@@ -19,6 +19,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from dicp.errors import CaptureFormatError
+from dicp.machine import device_problem
 from dicp.op_tools import trees
 
 FORMAT = 1
@@ -231,13 +232,7 @@ def _tensor(
 
 def present(device: str) -> str:
     """The device if this machine has it, else the CPU."""
-    if device == "cpu":
-        return device
-    try:
-        torch.empty(0, device=device)
-    except Exception:  # each device's plugin raises its own
-        return "cpu"
-    return device
+    return device if device == "cpu" or not device_problem(device) else "cpu"
 
 
 # ---- other values --------------------------------------------------------------------------------

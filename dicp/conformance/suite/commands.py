@@ -44,6 +44,7 @@ from dicp.discovery import SUFFIX, discover
 from dicp.errors import MissingPackageError
 from dicp.errors.command_line import existing_folder, seconds_above_zero
 from dicp.errors.text import did_you_mean, nearest
+from dicp.machine import device_problem
 from dicp.target import find_target
 from dicp.testing.backends import name_of
 
@@ -375,9 +376,6 @@ def check_names(device: str, backend: str) -> None:
             torch.compile(check_names, backend=backend)
     except RuntimeError as unknown:
         raise typer.BadParameter(str(unknown), param_hint="--backend") from unknown
-    try:
-        if device != EAGER_DEVICE:  # the processes register it
-            torch.empty(0, device=device)
-    except Exception as error:  # PyTorch has errors of many types for devices
-        problem = (str(error).splitlines() or [device])[0]
-        raise typer.BadParameter(problem, param_hint="--device") from error
+    problem = "" if device == EAGER_DEVICE else device_problem(device)  # processes register it
+    if problem:
+        raise typer.BadParameter(problem, param_hint="--device")
